@@ -1,0 +1,48 @@
+"""What this machine can do: for the rules that pick a fast way, and for the line above a log."""
+
+from __future__ import annotations
+
+import platform
+from functools import cache
+from pathlib import Path
+
+import torch
+
+_BF16_PRODUCTS = ("amx_bf16", "avx512_bf16", "bf16", "sve_bf16")  # the last two are ARM's
+
+
+@cache
+def bf16_products() -> bool:
+    """Whether the CPU multiplies bf16 matrices natively, so that bf16 is the faster type.
+
+    oneDNN's yes means that it has a bf16 path, which need not be made of bf16 instructions: hence the
+    question to the CPU itself. oneDNN is asked too, since it can be missing or held back.
+    """
+    ask = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)
+    if ask is None or not ask():
+        return False
+    capabilities = torch.cpu.get_capabilities()
+    return any(capabilities.get(name, False) for name in _BF16_PRODUCTS)
+
+
+def describe() -> str:
+    """This machine in one line: CPU, threads in use, vector instructions, bf16 products, torch."""
+    return ", ".join(
+        (
+            _cpu_name(),
+            f"{torch.get_num_threads()} thread{'s' * (torch.get_num_threads() != 1)}",
+            torch.backends.cpu.get_cpu_capability(),
+            "bf16 products" if bf16_products() else "no bf16 products",
+            f"torch {torch.__version__}",
+        )
+    )
+
+
+@cache
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:  # not Linux
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, "") or platform.processor() or platform.machine() or "unknown CPU"
