@@ -1,30 +1,31 @@
-"""Attention: softmax(scale · q kᵀ + bias) v, where the mask allows it."""
+"""Attention: softmax(scale · q kᵀ + bias) v, where the mask allows it.
+
+Three ways with one signature:
+
+    reference   the formula, in torch's differentiable operations
+    sdpa        torch's scaled_dot_product_attention
+    tiled       the formula on tiles of rows × queries × the keys these queries may see; the weights of a tile
+                are kept for the backward pass while they are few, and made again when they are many
+
+``attend`` takes the one that ``pick`` names. ``attention_weights`` is what observers see.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
-from weft.kernels.mask import Mask
+from weft.kernels.dropout import draw_key, keep_mask, keep_rate
+from weft.kernels.machine import bf16_products
+from weft.kernels.mask import Mask, part
 
-
-def attention_weights(
-    q: Tensor, k: Tensor, mask: Mask | None = None, bias: Tensor | None = None, scale: float | None = None
-) -> Tensor:
-    """The reference: weights[B, H, N, M] = softmax over keys of scale · q kᵀ + bias, where allowed.
-
-    A query that may attend nowhere gets weights of zero.
-    """
-    k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
-    scores = q @ k.transpose(-2, -1) * (q.shape[-1] ** -0.5 if scale is None else scale)  # [B, H, N, M]
-    if bias is not None:
-        scores = scores + bias
-    if mask is None or mask.open:
-        return scores.softmax(-1)
-    allowed = mask.dense(q.shape[2], k.shape[2], q.device)
-    empty = ~allowed.any(-1, keepdim=True)  # left open for the softmax, which of nothing would be NaN
-    weights = scores.masked_fill(~(allowed | empty), float("-inf")).softmax(-1)
-    return weights.masked_fill(empty, 0.0)
+_EVERYTHING = Mask()
 
 
 def attend(
@@ -36,6 +37,293 @@ def attend(
     scale: float | None = None,
     dropout: float = 0.0,
 ) -> Tensor:
-    """Attention of queries q[B, H, N, D] over keys k[B, G, M, D] and values v[B, G, M, E]: [B, H, N, E]."""
-    weights = torch.nn.functional.dropout(attention_weights(q, k, mask, bias, scale), dropout)
+    """Attention of q [B, H, N, D] over keys k [B, G, M, D] and values v [B, G, M, E]: [B, H, N, E].
+
+    Args:
+        q: queries; H is a multiple of G, and H/G neighbouring query heads share a key head.
+        k: keys.
+        v: values.
+        mask: who may attend to whom; everybody to everything if None.
+        bias: added to the scores, broadcast to [B, H, N, M].
+        scale: of the scores; 1/√D if None.
+        dropout: probability that a weight is dropped.
+
+    Returns:
+        The weighted values; zeros for a query that may attend nowhere.
+
+    Raises:
+        ValueError: if the shapes do not fit together.
+    """
+    check(q, k, v, mask, bias)
+    return WAYS[pick(q, k, v, mask, bias, dropout)](q, k, v, mask, bias, scale, dropout)
+
+
+def attention_weights(
+    q: Tensor, k: Tensor, mask: Mask | None = None, bias: Tensor | None = None, scale: float | None = None
+) -> Tensor:
+    """The weights [B, H, N, M] = softmax over the allowed keys of scale · q kᵀ + bias: the reference.
+
+    A query that may attend nowhere gets weights of zero.
+    """
+    k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
+    scores = q @ k.transpose(-2, -1) * _scale(q, scale)  # [B, H, N, M]
+    if bias is not None:
+        scores = scores + bias
+    if mask is None or mask.open:
+        return scores.softmax(-1)
+    allowed = mask.dense(q.shape[2], k.shape[2], q.device)
+    empty = ~allowed.any(-1, keepdim=True)  # left open for the softmax, which of nothing would be NaN
+    weights = scores.masked_fill(~(allowed | empty), float("-inf")).softmax(-1)
+    return weights.masked_fill(empty, 0.0)
+
+
+def pick(q: Tensor, k: Tensor, v: Tensor, mask: Mask | None, bias: Tensor | None, dropout: float) -> str:
+    """The rule: which way is fastest here. Measured by ``python -m benchmarks.kernels`` (docs/results.md).
+
+    On a CPU torch's kernel has a high cost per head, which long sequences repay: it wins from SDPA_FROM
+    scores a head on. It needs the whole mask as a matrix unless that is plain causality, and falls back to the
+    formula under dropout: then tiles, which need neither. Elsewhere torch knows best.
+    """
+    if q.device.type != "cpu":
+        return "sdpa"
+    n, m = q.shape[2], k.shape[2]
+    plain = mask is None or mask.open or _only_causal(mask, n, m)
+    if plain and bias is None and dropout == 0.0 and q.shape[-1] == v.shape[-1] and n * m >= SDPA_FROM[_kind(q)]:
+        return "sdpa"
+    return "tiled"
+
+
+def check(q: Tensor, k: Tensor, v: Tensor, mask: Mask | None, bias: Tensor | None) -> None:
+    """Raise ValueError, saying what was given and what was expected, unless the shapes fit together."""
+    if not q.dim() == k.dim() == v.dim() == 4:
+        raise ValueError(
+            f"q, k and v must be [batch, heads, length, dim], not {list(q.shape)}, {list(k.shape)}, {list(v.shape)}"
+        )
+    (b, h, n, d), (_, g, m, _) = q.shape, k.shape
+    if list(k.shape) != [b, g, m, d]:
+        raise ValueError(f"k {list(k.shape)} does not fit q {list(q.shape)}: expected [{b}, heads, length, {d}]")
+    if list(v.shape[:3]) != [b, g, m]:
+        raise ValueError(f"v {list(v.shape)} does not fit k {list(k.shape)}: expected [{b}, {g}, {m}, dim]")
+    if g == 0 or h % g:
+        raise ValueError(f"{h} query heads cannot share {g} key heads evenly")
+    if mask is not None:
+        if not isinstance(mask, Mask):
+            raise ValueError(
+                f"mask must be a Mask, not {type(mask).__name__}; a boolean matrix goes in as Mask(pattern=…)"
+            )
+        mask.check(b, h, n, m)
+    if bias is not None:
+        if not bias.dtype.is_floating_point:
+            raise ValueError(f"bias is added to the scores and must be floating point, not {bias.dtype}")
+        if bias.dim() != 4 or any(x not in (1, y) for x, y in zip(bias.shape, (b, h, n, m), strict=True)):
+            raise ValueError(f"bias {list(bias.shape)} does not broadcast to [{b}, {h}, {n}, {m}]")
+
+
+def reference(
+    q: Tensor, k: Tensor, v: Tensor, mask: Mask | None, bias: Tensor | None, scale: float | None, dropout: float
+) -> Tensor:
+    """The formula as it stands. With dropout it draws as ``tiled`` does for one tile."""
+    weights = attention_weights(q, k, mask, bias, scale)
+    if dropout > 0.0:
+        weights = weights * keep_mask(tuple(weights.shape), dropout, draw_key(), dtype=q.dtype).to(q.device)
+        weights = weights / keep_rate(dropout)
     return weights @ v.repeat_interleave(q.shape[1] // v.shape[1], dim=1)
+
+
+def sdpa(
+    q: Tensor, k: Tensor, v: Tensor, mask: Mask | None, bias: Tensor | None, scale: float | None, dropout: float
+) -> Tensor:
+    """What torch offers, with the mask made dense unless it is plain causality."""
+    n, m = q.shape[2], k.shape[2]
+    causal = mask is not None and bias is None and _only_causal(mask, n, m)
+    extra = bias
+    if mask is not None and not causal and not mask.open:
+        extra = mask.dense(n, m, q.device)
+        if bias is not None:
+            extra = torch.where(extra, bias, float("-inf"))
+    return F.scaled_dot_product_attention(
+        q, k, v, extra, dropout, is_causal=causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
+    )
+
+
+def tiled(
+    q: Tensor, k: Tensor, v: Tensor, mask: Mask | None, bias: Tensor | None, scale: float | None, dropout: float
+) -> Tensor:
+    """The formula tile by tile, with a backward pass of its own; bf16 is computed in fp32 and rounded once."""
+    plan = _Plan(mask or _EVERYTHING, _scale(q, scale), dropout, draw_key() if dropout else 0, torch.is_grad_enabled())
+    out: Tensor = _Tiled.apply(q, k, v, bias, plan)  # type: ignore[no-untyped-call]
+    return out
+
+
+WAYS: dict[str, Callable[..., Tensor]] = {"reference": reference, "sdpa": sdpa, "tiled": tiled}
+
+SDPA_FROM = {"fp32": 512 * 512, "bf16": 1 << 62, "native bf16": 512 * 512}
+_KEPT = 1 << 25  # so many weights are kept for the backward pass (128 MiB in fp32)
+_TILE = 1 << 19  # so many scores make a tile (2 MiB in fp32: two cores' second-level caches)
+_QUERIES = 128  # so many queries make a tile, where a row has more scores than that
+
+
+@dataclass(frozen=True)
+class _Tile:
+    """A part of the work: some rows, some queries, and the keys outside of which these see nothing.
+
+    Inside a tile, batch and key heads are one dimension, and the query heads that share a key head are one
+    longer list of queries: q [b·G, R·n, D], k [b·G, m, D], scores [b·G, R·n, m].
+    """
+
+    rows: slice
+    queries: slice
+    keys: slice
+    num_heads: int  # H
+    groups: int  # G
+    whole: bool  # whether this is all there is
+
+    def queries_of(self, x: Tensor) -> Tensor:
+        """[B, H, N, D] -> [b·G, R·n, D]."""
+        x = x[self.rows, :, self.queries]
+        return x.reshape(x.shape[0] * self.groups, self.num_heads // self.groups * x.shape[2], x.shape[3])
+
+    def keys_of(self, x: Tensor) -> Tensor:
+        """[B, G, M, D] -> [b·G, m, D]."""
+        return x[self.rows, :, self.keys].flatten(0, 1)
+
+    def by_head(self, x: Tensor) -> Tensor:
+        """[b·G, R·n, D or m] -> [b, H, n, D or m]."""
+        queries = self.queries.stop - self.queries.start
+        return x.view(self.rows.stop - self.rows.start, self.num_heads, queries, x.shape[2])
+
+    def write_queries(self, target: Tensor | None, x: Tensor, shape: tuple[int, ...]) -> Tensor:
+        """Write x [b·G, R·n, D] to its place in target [B, H, N, D]."""
+        if self.whole:
+            return self.by_head(x)
+        target = x.new_empty(shape) if target is None else target
+        target[self.rows, :, self.queries] = self.by_head(x)
+        return target
+
+    def add_keys(self, target: Tensor | None, x: Tensor, shape: tuple[int, ...]) -> Tensor:
+        """Add x [b·G, m, D] to its place in target [B, G, M, D]: other queries saw these keys too."""
+        x = x.unflatten(0, (self.rows.stop - self.rows.start, self.groups))
+        if self.whole and x.shape == shape:
+            return x
+        target = x.new_zeros(shape) if target is None else target
+        target[self.rows, :, self.keys] += x
+        return target
+
+
+class _Plan(NamedTuple):
+    """What a run of tiles needs besides its tensors."""
+
+    mask: Mask
+    scale: float
+    dropout: float
+    key: int  # of the dropout
+    train: bool  # whether there may be a backward pass
+
+
+def _tiles(q: Tensor, k: Tensor, mask: Mask) -> list[_Tile]:
+    (b, h, n, _), (_, groups, m, _) = q.shape, k.shape
+    step = n if h * n * m <= _TILE or n <= _QUERIES else _QUERIES
+    rows = min(b, max(1, _TILE // max(1, h * step * m)))
+    whole = rows == b and step == n
+    return [
+        _Tile(slice(row, min(row + rows, b)), queries, mask.span(queries, m), h, groups, whole)
+        for queries in (slice(low, min(low + step, n)) for low in range(0, n, step or 1))
+        for row in range(0, b, rows or 1)
+    ]
+
+
+def _tile_weights(tile: _Tile, q: Tensor, k: Tensor, bias: Tensor | None, plan: _Plan) -> Tensor:
+    """softmax(scale · q kᵀ + bias) where allowed, of one tile: [b·G, R·n, m]."""
+    keys = tile.keys_of(k)
+    scores = torch.baddbmm(q.new_empty(1, 1, 1), tile.queries_of(q), keys.transpose(1, 2), beta=0, alpha=plan.scale)
+    by_head = tile.by_head(scores)
+    if bias is not None:
+        by_head.add_(part(bias, tile.rows, tile.queries, tile.keys))
+    if plan.mask.open:
+        return torch.softmax(scores, -1, out=scores)
+    allowed = plan.mask.tile(tile.rows, tile.queries, tile.keys)
+    empty = ~allowed.any(-1, keepdim=True)
+    # Adding 0 and −∞ is vectorised and broadcast; masked_fill_ takes several times as long.
+    by_head.add_(torch.zeros(allowed.shape, dtype=scores.dtype).masked_fill_(~(allowed | empty), float("-inf")))
+    torch.softmax(scores, -1, out=scores)
+    if bool(empty.any()):
+        by_head.masked_fill_(empty, 0.0)
+    return scores
+
+
+class _Tiled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, plan: _Plan) -> Tensor:
+        wide_q, wide_k, wide_v = (_wide(x) for x in (q, k, v))
+        tiles = _tiles(q, k, plan.mask)
+        shape = (*q.shape[:3], v.shape[3])
+        out = None if tiles else wide_q.new_zeros(shape)
+        keep = plan.train and q.shape[:3].numel() * k.shape[2] <= _KEPT
+        kept = []
+        for number, tile in enumerate(tiles):
+            weights = _tile_weights(tile, wide_q, wide_k, bias, plan)
+            if keep:
+                kept.append(weights)
+            if plan.dropout:
+                weights = weights * _noise(weights, plan, number)
+            out = tile.write_queries(out, torch.bmm(weights, tile.keys_of(wide_v)), shape)
+        assert out is not None
+        ctx.save_for_backward(q, k, v, bias, *kept)
+        ctx.plan, ctx.tiles = plan, tiles
+        return out.to(q.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, bias, *kept = ctx.saved_tensors
+        plan = ctx.plan
+        wide_q, wide_k, wide_v, grad = (_wide(x) for x in (q, k, v, grad))
+        dq, dk, dv = (None, None, None) if ctx.tiles else (torch.zeros_like(x) for x in (wide_q, wide_k, wide_v))
+        dbias = torch.zeros_like(bias, dtype=wide_q.dtype) if ctx.needs_input_grad[3] else None
+        for number, tile in enumerate(ctx.tiles):
+            weights = kept[number] if kept else _tile_weights(tile, wide_q, wide_k, bias, plan)
+            dout = tile.queries_of(grad)
+            dweights = torch.bmm(dout, tile.keys_of(wide_v).transpose(1, 2))
+            used = weights
+            if plan.dropout:
+                noise = _noise(weights, plan, number)
+                used = weights * noise
+                dweights.mul_(noise)
+            dscores = torch._softmax_backward_data(dweights, weights, -1, weights.dtype)
+            if dbias is not None:
+                target = part(dbias, tile.rows, tile.queries, tile.keys)
+                target += tile.by_head(dscores).sum_to_size(target.shape)
+            dscores.mul_(plan.scale)
+            dq = tile.write_queries(dq, torch.bmm(dscores, tile.keys_of(wide_k)), wide_q.shape)
+            dk = tile.add_keys(dk, torch.bmm(dscores.transpose(1, 2), tile.queries_of(wide_q)), wide_k.shape)
+            dv = tile.add_keys(dv, torch.bmm(used.transpose(1, 2), dout), wide_v.shape)
+        grads = (None if g is None else g.to(x.dtype) for g, x in ((dq, q), (dk, k), (dv, v), (dbias, bias)))
+        return *grads, None
+
+
+def _noise(weights: Tensor, plan: _Plan, number: int) -> Tensor:
+    """0 or 1/keep rate for each weight of tile ``number``; the same whenever it is asked for."""
+    mask = keep_mask(tuple(weights.shape), plan.dropout, plan.key, start=number << 32, dtype=weights.dtype)
+    return mask.mul_(1.0 / keep_rate(plan.dropout))
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+
+
+def _scale(q: Tensor, scale: float | None) -> float:
+    return float(q.shape[-1] ** -0.5) if scale is None else scale
+
+
+def _only_causal(mask: Mask, n: int, m: int) -> bool:
+    """Whether the mask says nothing but j ≤ i, as torch's is_causal does."""
+    others = (mask.window, mask.lengths, mask.segments, mask.prefix, mask.pattern)
+    return (
+        mask.causal and n == m and isinstance(mask.offset, int) and mask.offset == 0 and all(o is None for o in others)
+    )
+
+
+def _kind(q: Tensor) -> str:
+    if q.dtype in (torch.bfloat16, torch.float16):
+        return "native bf16" if bf16_products() else "bf16"
+    return "fp32"

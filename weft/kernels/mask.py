@@ -7,7 +7,7 @@ a key position j:
     prefix     the keys j < prefix are open to all, causal or not
     window     |p − j| < window: itself and the window − 1 nearest on each side that is open
     lengths    j < lengths[b]: what lies behind is padding
-    segments   segments[b, j] = segments[b, p]: packed documents, blocks
+    segments   segments[b, j] = segments[b, p]: packed documents, blocks; a p past the last key has none
     pattern    any boolean matrix, True = may attend
 
 All that is given must hold. Fast ways read the fields; only ``dense`` makes a matrix.
@@ -15,12 +15,14 @@ All that is given must hold. Fast ways read the fields; only ``dense`` makes a m
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
-_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.uint8)
+_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,7 +48,7 @@ class Mask:
     offset: int | Tensor = 0
 
     def __post_init__(self) -> None:
-        if self.window is not None and (not isinstance(self.window, int) or self.window < 1):
+        if self.window is not None and (type(self.window) is not int or self.window < 1):
             raise ValueError(f"window must be a whole number ≥ 1, not {self.window!r}")
         if self.prefix is not None and not self.causal:
             raise ValueError("prefix opens keys that causal=True closes: give both")
@@ -60,24 +62,32 @@ class Mask:
                 )
             if not 2 <= self.pattern.dim() <= 4:
                 raise ValueError(f"pattern must be [N, M], [B, N, M] or [B, H, N, M], not {list(self.pattern.shape)}")
+        rows = {name: count for name, count in self._rows().items() if count != 1}
+        if len(set(rows.values())) > 1:
+            raise ValueError(f"the fields must have one count of rows, not {rows}")
 
     @property
     def open(self) -> bool:
         """Whether every query may attend to every key."""
-        return all(getattr(self, f.name) in (None, False) for f in fields(self) if f.name != "offset")
+        given = (getattr(self, f.name) for f in fields(self) if f.name != "offset")
+        return all(value is None or value is False for value in given)
 
     def __and__(self, other: Mask) -> Mask:
-        """The mask that allows what both allow."""
+        """The mask that allows what both allow.
+
+        Raises:
+            ValueError: if the two have different offsets, or fields whose shapes do not fit each other.
+        """
         prefix = self.prefix if self.causal else other.prefix
         if self.causal and other.causal:
             prefix = None if self.prefix is None or other.prefix is None else _least(self.prefix, other.prefix)
         return Mask(
             causal=self.causal or other.causal,
             window=min((w for w in (self.window, other.window) if w is not None), default=None),
-            lengths=_both(self.lengths, other.lengths, torch.minimum),
-            segments=_both(self.segments, other.segments, _pairs),
+            lengths=_both("lengths", self.lengths, other.lengths, torch.minimum),
+            segments=_both("segments", self.segments, other.segments, _pairs),
             prefix=prefix,
-            pattern=_both(self._pattern4(), other._pattern4(), torch.logical_and),
+            pattern=_both("pattern", self._pattern4(), other._pattern4(), torch.logical_and),
             offset=self._common_offset(other),
         )
 
@@ -98,29 +108,48 @@ class Mask:
         """
         if n < 0 or m < 0:
             raise ValueError(f"lengths of queries and keys must be ≥ 0, not {n} and {m}")
+        self.check(self.batch, self.num_heads, n, m)
+        return self.tile(slice(0, self.batch), slice(0, n), slice(0, m), device)
+
+    def tile(self, rows: slice, queries: slice, keys: slice, device: torch.device | str | None = None) -> Tensor:
+        """The part of the matrix for these rows, queries and keys: [rows or 1, H or 1, queries, keys]."""
         device = torch.device(device) if device is not None else self.device
-        key = torch.arange(m, device=device)  # [m]
-        query = self._column(self.offset, device) + torch.arange(n, device=device)[:, None]  # [B or 1, 1, n, 1]
-        allowed = torch.ones(1, 1, n, m, dtype=torch.bool, device=device)
+        key = torch.arange(keys.start, keys.stop, device=device)  # [m]
+        query = torch.arange(queries.start, queries.stop, device=device)[:, None]  # [n, 1]
+        query = query + _column(self.offset, rows, device)  # [B or 1, 1, n, 1]
+        allowed = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device)
         if self.causal:
-            closed = key > query
+            seen = key <= query
             if self.prefix is not None:
-                closed &= key >= self._column(self.prefix, device)
-            allowed = allowed & ~closed
+                seen = seen | (key < _column(self.prefix, rows, device))
+            allowed = allowed & seen
         if self.window is not None:
             allowed = allowed & ((query - key).abs() < self.window)
         if self.lengths is not None:
-            allowed = allowed & (key < self._column(self.lengths, device))
+            allowed = allowed & (key < _column(self.lengths, rows, device))
         if self.segments is not None:
-            allowed = allowed & self._same_segment(query, m, device)
+            allowed = allowed & self._same_segment(query, rows, keys, device)
         if self.pattern is not None:
-            pattern = self._pattern4().to(device)  # type: ignore[union-attr]
-            if pattern.shape[-2] not in (1, n) or pattern.shape[-1] not in (1, m):
-                raise ValueError(
-                    f"pattern {list(self.pattern.shape)} does not fit {n} queries and {m} keys: expected […, {n}, {m}]"
-                )
-            allowed = allowed & pattern
-        return allowed
+            allowed = allowed & part(self._pattern4(), rows, queries, keys).to(device)  # type: ignore[arg-type]
+        return allowed.expand(-1, -1, query.shape[-2], key.shape[0])
+
+    def span(self, queries: slice, m: int) -> slice:
+        """The keys, of m, outside of which none of these queries may look, in any row."""
+        first, last = self._offsets()
+        low, high = queries.start + first, queries.stop + last  # positions of the queries: low ≤ p < high
+        begin, end = 0, m
+        if self.causal:
+            end = min(m, max(high, _largest(self.prefix)))
+        if self.window is not None:
+            begin, end = max(begin, low - self.window + 1), min(end, high + self.window - 1)
+        if self.lengths is not None:
+            end = min(end, _largest(self.lengths))
+        if self.segments is not None and low < high and m:
+            firsts, lasts = self._segment_ends
+            inside = slice(min(low, m - 1), min(high, m))
+            begin = max(begin, int(firsts[inside].min()))
+            end = min(end, int(lasts[inside].max()) + 1)
+        return slice(min(begin, m), max(min(begin, m), end))
 
     @property
     def device(self) -> torch.device:
@@ -131,8 +160,13 @@ class Mask:
     @property
     def batch(self) -> int:
         """How many rows the mask tells apart (1 if all rows are alike)."""
-        tensors = (self.lengths, self.segments, self.prefix, self.offset, self._pattern4())
-        return max((t.shape[0] for t in tensors if isinstance(t, Tensor)), default=1)
+        return max(self._rows().values(), default=1)
+
+    @property
+    def num_heads(self) -> int:
+        """How many heads the mask tells apart (1 if all heads are alike)."""
+        pattern = self._pattern4()
+        return 1 if pattern is None else pattern.shape[1]
 
     def check(self, batch: int, num_heads: int, n: int, m: int) -> None:
         """Raise ValueError unless the mask fits q [batch, num_heads, n, ·] and k [batch, ·, m, ·]."""
@@ -150,27 +184,54 @@ class Mask:
                         f"broadcasts to [batch {batch}, heads {num_heads}, queries {n}, keys {m}]"
                     )
 
+    def _rows(self) -> dict[str, int]:
+        """How many rows each tensor tells apart."""
+        named = {f.name: getattr(self, f.name) for f in fields(self)} | {"pattern": self._pattern4()}
+        return {name: value.shape[0] for name, value in named.items() if isinstance(value, Tensor)}
+
     def _pattern4(self) -> Tensor | None:
         if self.pattern is None or self.pattern.dim() == 4:
             return self.pattern
         return self.pattern[None, None] if self.pattern.dim() == 2 else self.pattern[:, None]
 
-    def _same_segment(self, query: Tensor, m: int, device: torch.device) -> Tensor:
-        segments = self.segments.to(device)  # type: ignore[union-attr]
-        if segments.shape[1] != m:
-            raise ValueError(f"segments cover {segments.shape[1]} positions, but there are {m} keys")
-        rows = max(segments.shape[0], query.shape[0])
-        segments = segments.expand(rows, m)
-        positions = query[:, 0, :, 0].expand(rows, -1).clamp(0, max(m - 1, 0))  # [B, n]
-        own = segments.gather(1, positions)
-        return (own[:, :, None] == segments[:, None, :])[:, None]
+    def _same_segment(self, query: Tensor, rows: slice, keys: slice, device: torch.device) -> Tensor:
+        assert self.segments is not None
+        segments = (self.segments if self.segments.shape[0] == 1 else self.segments[rows]).to(device)
+        m = segments.shape[1]
+        if m == 0:
+            return torch.ones(1, 1, 1, 0, dtype=torch.bool, device=device)
+        batch = query.shape[0] if segments.shape[0] == 1 else segments.shape[0]
+        segments = segments.expand(batch, m)
+        positions = query[:, 0, :, 0].expand(batch, -1)  # [B, n]
+        own = segments.gather(1, positions.clamp(max=m - 1))
+        same = own[:, :, None] == segments[:, None, keys]  # [B, n, keys]
+        return (same & (positions < m)[:, :, None])[:, None]
+
+    @cached_property
+    def _segment_ends(self) -> tuple[Tensor, Tensor]:
+        """For each position, the first and the last key of its segment, over all rows: [M] and [M]."""
+        assert self.segments is not None
+        rows, m = self.segments.shape
+        _, number = torch.unique(self.segments, return_inverse=True)
+        number = (number + torch.arange(rows, device=number.device)[:, None] * (int(number.max()) + 1)).flatten()
+        place = torch.arange(m, device=number.device).repeat(rows)
+        size = int(number.max()) + 1
+        first = place.new_full((size,), m).scatter_reduce_(0, number, place, "amin")
+        last = place.new_full((size,), -1).scatter_reduce_(0, number, place, "amax")
+        return first[number].view(rows, m).amin(0), last[number].view(rows, m).amax(0)
+
+    def _offsets(self) -> tuple[int, int]:
+        """The smallest and the largest offset of a row."""
+        if isinstance(self.offset, int):
+            return self.offset, self.offset
+        return (int(self.offset.min()), int(self.offset.max())) if len(self.offset) else (0, 0)
 
     def _common_offset(self, other: Mask) -> int | Tensor:
         for one, two in ((self, other), (other, self)):
             if not one._positional:
                 return two.offset
-        a, b = torch.as_tensor(self.offset), torch.as_tensor(other.offset)
-        if not torch.equal(*torch.broadcast_tensors(a, b)):
+        a, b = _broadcast("offset", torch.as_tensor(self.offset), torch.as_tensor(other.offset))
+        if not torch.equal(a, b):
             raise ValueError(f"cannot combine masks with different offsets, {self.offset} and {other.offset}")
         return self.offset
 
@@ -178,10 +239,26 @@ class Mask:
     def _positional(self) -> bool:
         return self.causal or self.window is not None or self.segments is not None
 
-    @staticmethod
-    def _column(value: int | Tensor, device: torch.device) -> Tensor:
-        """A number or one per row, as [B or 1, 1, 1, 1]."""
-        return torch.as_tensor(value, device=device).reshape(-1, 1, 1, 1)
+
+def _column(value: int | Tensor, rows: slice, device: torch.device) -> Tensor:
+    """A number or one per row, as [B or 1, 1, 1, 1]."""
+    if isinstance(value, int):
+        return torch.full((1, 1, 1, 1), value, device=device)
+    return (value if value.shape[0] == 1 else value[rows]).to(device).view(-1, 1, 1, 1)
+
+
+def part(tensor: Tensor, rows: slice, queries: slice, keys: slice) -> Tensor:
+    """The part of tensor [B, H, N, M] for these rows, queries and keys; a dimension of 1 stays."""
+    for dim, part in ((0, rows), (2, queries), (3, keys)):
+        if tensor.shape[dim] != 1:
+            tensor = tensor.narrow(dim, part.start, part.stop - part.start)
+    return tensor
+
+
+def _largest(value: int | Tensor | None) -> int:
+    if isinstance(value, Tensor):
+        return int(value.max()) if value.numel() else 0
+    return 0 if value is None else value
 
 
 def _check_integers(name: str, value: int | Tensor | None, dims: int) -> None:
@@ -205,24 +282,31 @@ def _check_integers(name: str, value: int | Tensor | None, dims: int) -> None:
         raise ValueError(f"{name} must be ≥ 0, not {smallest}")
 
 
-def _both(a: Tensor | None, b: Tensor | None, merge: object) -> Tensor | None:
+def _broadcast(name: str, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    try:
+        a, b = torch.broadcast_tensors(a, b)
+    except RuntimeError:
+        raise ValueError(f"cannot combine masks with {name} {list(a.shape)} and {list(b.shape)}") from None
+    return a, b
+
+
+def _both(name: str, a: Tensor | None, b: Tensor | None, merge: Callable[[Tensor, Tensor], Tensor]) -> Tensor | None:
     if a is None or b is None:
         return b if a is None else a
-    assert callable(merge)
-    merged: Tensor = merge(a, b)
-    return merged
+    return merge(*_broadcast(name, a, b))
 
 
 def _pairs(a: Tensor, b: Tensor) -> Tensor:
-    """One number for each pair of segment numbers."""
-    spread = b - b.min() if b.numel() else b
-    return a.long() * (spread.max() + 1 if b.numel() else 1) + spread
+    """One number for each pair of segment numbers; ranks, as the numbers themselves may be too large to multiply."""
+    first: Tensor = a.unique(return_inverse=True)[1]
+    second: Tensor = b.unique(return_inverse=True)[1]
+    return first * b.numel() + second
 
 
 def _least(a: int | Tensor, b: int | Tensor) -> int | Tensor:
     if isinstance(a, int) and isinstance(b, int):
         return min(a, b)
-    return torch.minimum(*torch.broadcast_tensors(torch.as_tensor(a), torch.as_tensor(b)))
+    return torch.minimum(*_broadcast("prefix", torch.as_tensor(a), torch.as_tensor(b)))
 
 
 def _dtype(tensor: Tensor) -> str:
