@@ -1,0 +1,465 @@
+"""Recurrence: h_t = f(x_t, h_{t−1}), as an encoder, as a decoder, and as a decoder that attends.
+
+The sequences run through torch's own modules, one layer at a time. All gates of a layer follow from
+its inputs and its states, so whoever listens gets them computed beside the run, for all positions
+at once. Only the decoder with attention has to go step by step: each context needs the state before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
+
+from weft import observe
+from weft.kernels.dropout import dropout as drop
+from weft.kernels.mask import Mask
+from weft.layers.gates import real_positions
+from weft.layers.linear import Linear
+from weft.layers.scores import ScoreAttention
+
+CellName = Literal["rnn", "gru", "lstm"]
+Gates = dict[str, Tensor]
+LayerState = tuple[Tensor, Tensor | None]  # hidden [B, D] and, of an LSTM, cell [B, D]
+
+
+class Formula(NamedTuple):
+    """One kind of recurrence: torch's module, its gates, and the state that they make.
+
+    The gates come from the products with the input, wx = W x_t + b, and with the state before,
+    uh = U h_{t−1} + b', each [..., gates · D] in torch's order. The cell state has no part in them.
+    """
+
+    module: Callable[..., nn.RNNBase]
+    gates: Callable[[Tensor, Tensor], Gates]
+    update: Callable[[Gates, Tensor, Tensor | None], LayerState]
+
+
+def _rnn_gates(wx: Tensor, uh: Tensor) -> Gates:
+    return {"state": (wx + uh).tanh()}
+
+
+def _rnn_update(gates: Gates, hidden: Tensor, cell: Tensor | None) -> LayerState:
+    return gates["state"], None
+
+
+def _gru_gates(wx: Tensor, uh: Tensor) -> Gates:
+    xr, xz, xn = wx.chunk(3, -1)
+    hr, hz, hn = uh.chunk(3, -1)
+    reset = (xr + hr).sigmoid()
+    return {"reset": reset, "update": (xz + hz).sigmoid(), "candidate": (xn + reset * hn).tanh()}
+
+
+def _gru_update(gates: Gates, hidden: Tensor, cell: Tensor | None) -> LayerState:
+    return torch.lerp(gates["candidate"], hidden, gates["update"]), None
+
+
+def _lstm_gates(wx: Tensor, uh: Tensor) -> Gates:
+    i, f, g, o = (wx + uh).chunk(4, -1)
+    return {"input": i.sigmoid(), "forget": f.sigmoid(), "candidate": g.tanh(), "output": o.sigmoid()}
+
+
+def _lstm_update(gates: Gates, hidden: Tensor, cell: Tensor | None) -> LayerState:
+    assert cell is not None
+    cell = gates["forget"] * cell + gates["input"] * gates["candidate"]
+    return gates["output"] * cell.tanh(), cell
+
+
+# h' = tanh(·) (Elman 1990); h' = (1 − z) n + z h (Cho et al. 2014); c' = f c + i g, h' = o tanh c'
+# (Hochreiter and Schmidhuber 1997, with the forget gate of Gers et al. 2000).
+CELLS: dict[str, Formula] = {
+    "rnn": Formula(nn.RNN, _rnn_gates, _rnn_update),
+    "gru": Formula(nn.GRU, _gru_gates, _gru_update),
+    "lstm": Formula(nn.LSTM, _lstm_gates, _lstm_update),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class RecurrentState:
+    """What a stack of recurrent layers hands from one position to the next.
+
+    Attributes:
+        hidden: per layer [B, D]; of a bidirectional layer [B, 2·D], forward first.
+        cell: the same for an LSTM's cells, empty for the other kinds.
+    """
+
+    hidden: tuple[Tensor, ...]
+    cell: tuple[Tensor, ...] = ()
+
+    @staticmethod
+    def of(layers: Iterable[LayerState]) -> RecurrentState:
+        """The state of a stack from the states of its layers."""
+        hidden, cell = zip(*layers, strict=True)
+        return RecurrentState(hidden, tuple(c for c in cell if c is not None))
+
+    @property
+    def layers(self) -> list[LayerState]:
+        """The state of each layer."""
+        return list(zip(self.hidden, self.cell or (None,) * len(self.hidden), strict=True))
+
+    def select(self, rows: Tensor) -> RecurrentState:
+        """The state of the given rows [R] of the batch, in that order, repeats allowed."""
+        return RecurrentState(*(tuple(t.index_select(0, rows) for t in part) for part in (self.hidden, self.cell)))
+
+    @staticmethod
+    def cat(states: Sequence[RecurrentState]) -> RecurrentState:
+        """The states of several batches as the state of one."""
+        hidden = zip(*(state.hidden for state in states), strict=True)
+        cell = zip(*(state.cell for state in states), strict=True)
+        return RecurrentState(tuple(map(torch.cat, hidden)), tuple(map(torch.cat, cell)))
+
+
+class RecurrentLayer(nn.Module):
+    """One recurrent layer, in one direction or two, that shows its gates.
+
+    Recorded, per direction and gate, as [B, N, dim] (zero at padding): "forward.input",
+    "backward.forget", … LSTM: input, forget, candidate, output. GRU: reset, update, candidate.
+    RNN, which has no gates: state.
+    """
+
+    def __init__(self, cell: CellName, input_dim: int, dim: int, bidirectional: bool = False) -> None:
+        super().__init__()
+        if cell not in CELLS:
+            raise ValueError(f"cell must be one of {', '.join(CELLS)}, not {cell!r}")
+        self.formula = CELLS[cell]
+        self.has_cell = cell == "lstm"
+        self.directions = 2 if bidirectional else 1
+        self.rnn = self.formula.module(input_dim, dim, batch_first=True, bidirectional=bidirectional)
+
+    def start(self, like: Tensor) -> LayerState:
+        """A state of zeros for the batch, dtype and device of ``like``[B, …]."""
+        zeros = like.new_zeros(like.shape[0], self.directions * self.rnn.hidden_size)
+        return zeros, zeros if self.has_cell else None
+
+    def forward(self, x: Tensor, lengths: Tensor | None, state: LayerState) -> tuple[Tensor, LayerState]:
+        """Run over x[B, N, input_dim], of which lengths[B] are real: outputs[B, N, D], the last state."""
+        packed = x if lengths is None else _pack(x, lengths)
+        first = tuple(self._split(part) for part in state if part is not None)
+        outputs, last = self.rnn(packed, first if self.has_cell else first[0])
+        if lengths is not None:
+            outputs = pad_packed_sequence(outputs, batch_first=True, total_length=x.shape[1])[0]
+        observe.see(self, "gates", lambda: self._beside(x, lengths, state[0], outputs))
+        hidden, cell = last if self.has_cell else (last, None)
+        return outputs, (self._join(hidden), None if cell is None else self._join(cell))
+
+    def product(self, x: Tensor, suffix: str = "") -> Tensor:
+        """W x + b for x[..., ≤ input_dim], which may be the first part of the input: [..., gates · dim]."""
+        return F.linear(x, self.parameter("weight_ih", suffix)[:, : x.shape[-1]], self.parameter("bias_ih", suffix))
+
+    def gates(self, wx: Tensor, hidden: Tensor, suffix: str = "") -> Gates:
+        """The gates from wx = W x + b and the hidden state before, by name, each [..., dim]."""
+        uh = F.linear(hidden, self.parameter("weight_hh", suffix), self.parameter("bias_hh", suffix))
+        return self.formula.gates(wx, uh)
+
+    def parameter(self, name: str, suffix: str = "") -> Tensor:
+        """A parameter by torch's name, weight_ih, bias_hh, …; the suffix "_reverse" for the backward direction."""
+        found: Tensor = getattr(self.rnn, f"{name}_l0{suffix}")
+        return found
+
+    def show(self, steps: Sequence[Gates]) -> None:
+        """Show the gates of a run that was made step by step."""
+        observe.see(self, "gates", lambda: {f"forward.{k}": torch.stack([s[k] for s in steps], 1) for k in steps[0]})
+
+    def _beside(self, x: Tensor, lengths: Tensor | None, first: Tensor, outputs: Tensor) -> Gates:
+        """The gates of every position, from the inputs and the states that the fast run made."""
+        positions = torch.arange(x.shape[1], device=x.device)[:, None]  # [N, 1]
+        ends = positions[-1:] if lengths is None else lengths.to(x.device)[:, None, None] - 1
+        real = None if lengths is None else real_positions(x, lengths)
+        ways = (("forward", "", 0, 1), ("backward", "_reverse", ends, -1))[: self.directions]
+        parts = zip(ways, outputs.chunk(self.directions, -1), first.chunk(self.directions, -1), strict=True)
+        seen = {}
+        for (direction, suffix, start, shift), states, h0 in parts:
+            before = torch.where(positions == start, h0[:, None], states.roll(shift, 1))  # [B, N, dim]
+            for name, gate in self.gates(self.product(x, suffix), before, suffix).items():
+                seen[f"{direction}.{name}"] = gate if real is None else gate.masked_fill(~real, 0.0)
+        return seen
+
+    def _split(self, part: Tensor) -> Tensor:
+        """[B, directions · dim] -> torch's [directions, B, dim]."""
+        return part.reshape(part.shape[0], self.directions, -1).transpose(0, 1).contiguous()
+
+    def _join(self, part: Tensor) -> Tensor:
+        """Torch's [directions, B, dim] -> [B, directions · dim]."""
+        return part.transpose(0, 1).flatten(1)
+
+
+def _pack(x: Tensor, lengths: Tensor) -> PackedSequence:
+    return pack_padded_sequence(x, lengths.to("cpu", torch.int64), batch_first=True, enforce_sorted=False)
+
+
+class _Stack(nn.Module):
+    """Recurrent layers, each over the outputs of the one below."""
+
+    def __init__(
+        self,
+        cell: CellName,
+        input_dim: int,
+        dim: int,
+        num_layers: int,
+        bidirectional: bool,
+        dropout: float,
+        context_dim: int = 0,
+    ) -> None:
+        super().__init__()
+        if num_layers < 1:
+            raise ValueError(f"num_layers must be ≥ 1, not {num_layers}")
+        self.input_dim = input_dim
+        self.context_dim = context_dim
+        self.output_dim = (2 * dim if bidirectional else dim) + context_dim
+        self.dropout = dropout
+        widths = [input_dim + context_dim] + [self.output_dim - context_dim] * (num_layers - 1)
+        self.layers = nn.ModuleList(RecurrentLayer(cell, width, dim, bidirectional) for width in widths)
+
+    def _begin(self, x: Tensor, state: RecurrentState | None) -> list[LayerState]:
+        """Where each layer starts, after a look at the shapes of x[B, N ≥ 1, input_dim] and the state."""
+        if x.dim() != 3 or x.shape[1] < 1 or x.shape[2] != self.input_dim:
+            raise ValueError(f"expected x [B, N ≥ 1, {self.input_dim}], not {list(x.shape)}")
+        zeros = RecurrentState.of(layer.start(x) for layer in self._layers)
+        if state is None:
+            return zeros.layers
+        for name in ("hidden", "cell"):
+            given, expected = ([list(t.shape) for t in getattr(s, name)] for s in (state, zeros))
+            if given != expected:
+                raise ValueError(f"expected the {name} of the state to be {expected}, not {given}")
+        return state.layers
+
+    def _run(self, x: Tensor, lengths: Tensor | None, states: list[LayerState]) -> tuple[Tensor, RecurrentState]:
+        """All positions of one layer, then of the next."""
+        for i, layer in enumerate(self._layers):
+            x, states[i] = layer(x if i == 0 else self._between(x), lengths, states[i])
+        return x, RecurrentState.of(states)
+
+    def _between(self, x: Tensor) -> Tensor:
+        return drop(x, self.dropout, self.training)
+
+    @property
+    def _layers(self) -> list[RecurrentLayer]:
+        return [layer for layer in self.layers if isinstance(layer, RecurrentLayer)]
+
+
+class RecurrentEncoder(_Stack):
+    """A stack of recurrent layers over a sequence of any length.
+
+    Example:
+        >>> encoder = RecurrentEncoder("lstm", input_dim=8, dim=16, bidirectional=True)
+        >>> outputs, state = encoder(torch.randn(2, 5, 8), lengths=torch.tensor([5, 3]))
+        >>> outputs.shape
+        torch.Size([2, 5, 32])
+    """
+
+    def __init__(
+        self,
+        cell: CellName,
+        input_dim: int,
+        dim: int,
+        num_layers: int = 1,
+        bidirectional: bool = False,
+        dropout: float = 0.0,
+    ) -> None:
+        """Make the layers.
+
+        Args:
+            cell: "rnn", "gru" or "lstm".
+            input_dim: width of the input.
+            dim: width of the state in each direction.
+            num_layers: how many layers.
+            bidirectional: whether each layer also runs from the end to the start.
+            dropout: probability that an input of a layer above the first is dropped in training.
+
+        Raises:
+            ValueError: if the cell has another name, or there is no layer.
+        """
+        super().__init__(cell, input_dim, dim, num_layers, bidirectional, dropout)
+
+    def forward(
+        self, x: Tensor, lengths: Tensor | None = None, state: RecurrentState | None = None
+    ) -> tuple[Tensor, RecurrentState]:
+        """Read the sequences.
+
+        Args:
+            x: [B, N, input_dim], right-padded.
+            lengths: [B] how many positions are real in each row, at least 1; all if None.
+            state: where to start; zeros if None.
+
+        Returns:
+            The top layer's outputs [B, N, output_dim], zero at padding, and the state after the
+            last real position (of the backward direction: after the first).
+
+        Raises:
+            ValueError: if a shape does not fit, or a row is empty.
+        """
+        states = self._begin(x, state)
+        if lengths is not None:
+            real_positions(x, lengths)
+            if int(lengths.min()) < 1:
+                raise ValueError(f"lengths must be ≥ 1, not {lengths.tolist()}: there is no state after nothing")
+        return self._run(x, lengths, states)
+
+
+class Bridge(nn.Module):
+    """How the encoder's last state becomes the decoder's first, when their shapes differ.
+
+        hidden = tanh(W h + b) (Bahdanau et al. 2015),    cell = W' c + b' (an LSTM's cell has no bounds)
+
+    The decoder's top layer starts from the encoder's top layer, and so on down; where the encoder
+    has fewer layers, its lowest serves several times.
+    """
+
+    def __init__(self, cell: CellName, encoder_dim: int, dim: int, num_layers: int = 1) -> None:
+        """Make one linear layer for each layer of the decoder, two for an LSTM.
+
+        Args:
+            cell: the kind of both, "rnn", "gru" or "lstm".
+            encoder_dim: width of the encoder's state, both directions together.
+            dim: width of the decoder's state.
+            num_layers: layers of the decoder.
+        """
+        super().__init__()
+        self.hidden = nn.ModuleList(Linear(encoder_dim, dim) for _ in range(num_layers))
+        self.cell = nn.ModuleList(Linear(encoder_dim, dim) for _ in range(num_layers if cell == "lstm" else 0))
+
+    def forward(self, state: RecurrentState) -> RecurrentState:
+        """The decoder's first state from the encoder's last.
+
+        Raises:
+            ValueError: if the state has cells and the bridge is for a kind without, or the reverse.
+        """
+        if bool(state.cell) != bool(self.cell):
+            kinds = ["without cells (rnn, gru)", "with cells (lstm)"]
+            raise ValueError(f"the bridge is for a state {kinds[bool(self.cell)]}, not one {kinds[bool(state.cell)]}")
+        depth = len(state.hidden) - len(self.hidden)
+        below = [max(0, depth + i) for i in range(len(self.hidden))]
+        return RecurrentState(
+            tuple(layer(state.hidden[i]).tanh() for layer, i in zip(self.hidden, below, strict=True)),
+            tuple(layer(state.cell[i]) for layer, i in zip(self.cell, below[: len(self.cell)], strict=True)),
+        )
+
+
+class RecurrentDecoder(_Stack):
+    """A recurrent decoder, with attention or without; teacher forcing and stepping are one call.
+
+    With attention (Bahdanau et al. 2015), at each position t:
+
+        c_t = attention(query s_{t−1}, memory),    s_t = f([x_t; c_t], s_{t−1}),    output [s_t; c_t]
+
+    where the query is the top layer's state and the first layer eats the context. Without it
+    (Sutskever et al. 2014) the decoder knows the source by the state alone that it starts from, and
+    the output is s_t. The weights [B, 1, T, M] and each layer's gates are recorded, once a call.
+
+    Example:
+        >>> decoder = RecurrentDecoder("gru", 8, 16, attention=AdditiveAttention(16, 32, 16), memory_dim=32)
+        >>> hidden, state = decoder(torch.randn(2, 3, 8), torch.randn(2, 5, 32))
+        >>> hidden.shape
+        torch.Size([2, 3, 48])
+    """
+
+    def __init__(
+        self,
+        cell: CellName,
+        input_dim: int,
+        dim: int,
+        num_layers: int = 1,
+        attention: ScoreAttention | None = None,
+        memory_dim: int | None = None,
+        dropout: float = 0.0,
+    ) -> None:
+        """Make the layers.
+
+        Args:
+            cell: "rnn", "gru" or "lstm".
+            input_dim: width of the input.
+            dim: width of the state, and so of the attention's query.
+            num_layers: how many layers.
+            attention: how to look at the memory; None not to.
+            memory_dim: width of the memory, and so of the context; needed with attention.
+            dropout: probability that an input of a layer above the first is dropped in training.
+
+        Raises:
+            ValueError: if the cell has another name, there is no layer, or memory_dim is missing.
+        """
+        if attention is not None and memory_dim is None:
+            raise ValueError("a decoder with attention needs memory_dim, the width of what it attends to")
+        context_dim = 0 if attention is None or memory_dim is None else memory_dim
+        super().__init__(cell, input_dim, dim, num_layers, False, dropout, context_dim)
+        self.attention = attention
+
+    def forward(
+        self,
+        x: Tensor,
+        memory: Tensor | None = None,
+        mask: Mask | None = None,
+        state: RecurrentState | None = None,
+        projected: Tensor | None = None,
+    ) -> tuple[Tensor, RecurrentState]:
+        """Go on by T ≥ 1 positions.
+
+        Args:
+            x: [B, T, input_dim] the inputs, such as the embeddings of the tokens before.
+            memory: [B, M, memory_dim] what to attend to. Not looked at without attention.
+            mask: which of the M memories each of the T positions may attend to; all if None.
+            state: where to start; zeros if None.
+            projected: ``attention.score.project(memory)``, if it is already there: a search that
+                comes once a token computes it once.
+
+        Returns:
+            The outputs [B, T, output_dim] and the state after the last.
+
+        Raises:
+            ValueError: if a shape does not fit, or the memory is missing.
+        """
+        states = self._begin(x, state)
+        if self.attention is None:
+            return self._run(x, None, states)
+        if memory is None or memory.dim() != 3 or memory.shape[::2] != (x.shape[0], self.context_dim):
+            given = None if memory is None else list(memory.shape)
+            raise ValueError(f"expected a memory [{x.shape[0]}, M, {self.context_dim}] to attend to, not {given}")
+        projected = self.attention.score.project(memory) if projected is None else projected
+        return self._attend(self.attention, x, memory, projected, mask, states)
+
+    def _attend(
+        self,
+        attention: ScoreAttention,
+        x: Tensor,
+        memory: Tensor,
+        projected: Tensor,
+        mask: Mask | None,
+        states: list[LayerState],
+    ) -> tuple[Tensor, RecurrentState]:
+        """All layers at one position, then at the next."""
+        layers = self._layers
+        of_context = layers[0].parameter("weight_ih")[:, self.input_dim :]
+        listening = observe.listening()
+        seen: list[list[Gates]] = [[] for _ in layers]
+        queries, outputs = [], []
+        for wx, allowed in zip(layers[0].product(x).unbind(1), _rows(mask, x, memory), strict=True):
+            queries.append(states[-1][0])
+            context = attention.context(queries[-1][:, None], projected, memory, allowed)[:, 0]
+            wx = wx + F.linear(context, of_context)
+            for i, layer in enumerate(layers):
+                if i > 0:
+                    wx = layer.product(self._between(states[i - 1][0]))
+                gates = layer.gates(wx, states[i][0])
+                states[i] = layer.formula.update(gates, *states[i])
+                if listening:
+                    seen[i].append(gates)
+            outputs += [states[-1][0], context]
+        observe.see(
+            attention, "weights", lambda: {"weights": attention.weights(torch.stack(queries, 1), projected, mask)}
+        )
+        for layer, steps in zip(layers, seen, strict=True):
+            layer.show(steps)
+        return torch.cat(outputs, -1).unflatten(-1, (x.shape[1], -1)), RecurrentState.of(states)
+
+
+def _rows(mask: Mask | None, x: Tensor, memory: Tensor) -> list[Mask | None]:
+    """The mask of each of the T positions of x alone."""
+    n, m = x.shape[1], memory.shape[1]
+    if mask is None or mask.open:
+        return [None] * n
+    mask.check(x.shape[0], 1, n, m)
+    return [Mask(pattern=row) for row in mask.dense(n, m, x.device).split(1, 2)]
