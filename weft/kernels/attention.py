@@ -80,17 +80,20 @@ def attention_weights(
 def pick(q: Tensor, k: Tensor, v: Tensor, mask: Mask | None, bias: Tensor | None, dropout: float) -> str:
     """The rule: which way is fastest here. Measured by ``python -m benchmarks.kernels`` (docs/results.md).
 
-    On a CPU torch's kernel has a high cost per head, which long sequences repay: it wins from SDPA_FROM
-    scores a head on. It needs the whole mask as a matrix unless that is plain causality, and falls back to the
-    formula under dropout: then tiles, which need neither. Elsewhere torch knows best.
+    torch's kernel needs the mask as a matrix unless it is plain causality, and under dropout or another width of
+    values it is the plain formula: then tiles. Otherwise it has a high cost per head, which long sequences
+    repay: from 256 on it takes as long as tiles without a mask (34.5 and 34.3 ms for 8×8 heads) and keeps no
+    weights. With a causal mask tiles skip the future and stay ahead to 1,024 (85 and 99 ms), unless the weights
+    are too many to keep. At length 16 tiles take half its time (10.2 and 20.5 ms for 512×8 heads).
     """
     if q.device.type != "cpu":
         return "sdpa"
     n, m = q.shape[2], k.shape[2]
-    plain = mask is None or mask.open or _only_causal(mask, n, m)
-    if plain and bias is None and dropout == 0.0 and q.shape[-1] == v.shape[-1] and n * m >= SDPA_FROM[_kind(q)]:
-        return "sdpa"
-    return "tiled"
+    causal = mask is not None and _only_causal(mask, n, m)
+    plain = (mask is None or mask.open or causal) and bias is None and dropout == 0.0 and q.shape[-1] == v.shape[-1]
+    if not plain or n * m < SDPA_FROM:
+        return "tiled"
+    return "tiled" if causal and n * m < SDPA_FROM_CAUSAL and _few(q, k) else "sdpa"
 
 
 def check(q: Tensor, k: Tensor, v: Tensor, mask: Mask | None, bias: Tensor | None) -> None:
@@ -133,17 +136,22 @@ def reference(
 def sdpa(
     q: Tensor, k: Tensor, v: Tensor, mask: Mask | None, bias: Tensor | None, scale: float | None, dropout: float
 ) -> Tensor:
-    """What torch offers, with the mask made dense unless it is plain causality."""
+    """What torch offers, with the mask made dense unless it is plain causality.
+
+    On a CPU without bf16 products its bf16 kernel takes several times as long as its fp32 one, which is used instead.
+    """
     n, m = q.shape[2], k.shape[2]
+    dtype = q.dtype
+    if q.device.type == "cpu" and not bf16_products():
+        q, k, v = _wide(q), _wide(k), _wide(v)
     causal = mask is not None and bias is None and _only_causal(mask, n, m)
-    extra = bias
+    extra = None if bias is None else bias.to(q.dtype)
     if mask is not None and not causal and not mask.open:
-        extra = mask.dense(n, m, q.device)
-        if bias is not None:
-            extra = torch.where(extra, bias, float("-inf"))
-    return F.scaled_dot_product_attention(
-        q, k, v, extra, dropout, is_causal=causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
-    )
+        allowed = mask.dense(n, m, q.device)
+        extra = allowed if extra is None else torch.where(allowed, extra, float("-inf"))
+    grouped = q.shape[1] != k.shape[1]
+    out = F.scaled_dot_product_attention(q, k, v, extra, dropout, is_causal=causal, scale=scale, enable_gqa=grouped)
+    return out.to(dtype)
 
 
 def tiled(
@@ -157,10 +165,10 @@ def tiled(
 
 WAYS: dict[str, Callable[..., Tensor]] = {"reference": reference, "sdpa": sdpa, "tiled": tiled}
 
-SDPA_FROM = {"fp32": 512 * 512, "bf16": 1 << 62, "native bf16": 512 * 512}
-_KEPT = 1 << 25  # so many weights are kept for the backward pass (128 MiB in fp32)
-_TILE = 1 << 19  # so many scores make a tile (2 MiB in fp32: two cores' second-level caches)
-_QUERIES = 128  # so many queries make a tile, where a row has more scores than that
+SDPA_FROM, SDPA_FROM_CAUSAL = 256 * 256, 1024 * 1024  # scores a head
+_KEPT = 1 << 25  # so many weights are kept for the backward pass (128 MiB in fp32); making them again costs 25%
+_TILE = 1 << 22  # so many scores make a tile (16 MiB in fp32); smaller ones pay for more calls
+_QUERIES = 128  # so many queries make a tile where that spares keys or memory
 
 
 @dataclass(frozen=True)
@@ -222,7 +230,8 @@ class _Plan(NamedTuple):
 
 def _tiles(q: Tensor, k: Tensor, mask: Mask) -> list[_Tile]:
     (b, h, n, _), (_, groups, m, _) = q.shape, k.shape
-    step = n if h * n * m <= _TILE or n <= _QUERIES else _QUERIES
+    narrow = mask.causal or mask.window is not None or mask.segments is not None
+    step = _QUERIES if n > _QUERIES and (narrow or not _few(q, k)) else n
     rows = min(b, max(1, _TILE // max(1, h * step * m)))
     whole = rows == b and step == n
     return [
@@ -230,6 +239,11 @@ def _tiles(q: Tensor, k: Tensor, mask: Mask) -> list[_Tile]:
         for queries in (slice(low, min(low + step, n)) for low in range(0, n, step or 1))
         for row in range(0, b, rows or 1)
     ]
+
+
+def _few(q: Tensor, k: Tensor) -> bool:
+    """Whether the weights are few enough to be kept for the backward pass."""
+    return q.shape[:3].numel() * k.shape[2] <= _KEPT
 
 
 def _tile_weights(tile: _Tile, q: Tensor, k: Tensor, bias: Tensor | None, plan: _Plan) -> Tensor:
@@ -241,14 +255,37 @@ def _tile_weights(tile: _Tile, q: Tensor, k: Tensor, bias: Tensor | None, plan: 
         by_head.add_(part(bias, tile.rows, tile.queries, tile.keys))
     if plan.mask.open:
         return torch.softmax(scores, -1, out=scores)
-    allowed = plan.mask.tile(tile.rows, tile.queries, tile.keys)
-    empty = ~allowed.any(-1, keepdim=True)
-    # Adding 0 and −∞ is vectorised and broadcast; masked_fill_ takes several times as long.
-    by_head.add_(torch.zeros(allowed.shape, dtype=scores.dtype).masked_fill_(~(allowed | empty), float("-inf")))
+    barrier, empty = _barrier(plan.mask, tile, scores.dtype)
+    by_head.add_(barrier)
     torch.softmax(scores, -1, out=scores)
-    if bool(empty.any()):
+    if empty is not None:
         by_head.masked_fill_(empty, 0.0)
     return scores
+
+
+def _barrier(mask: Mask, tile: _Tile, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
+    """0 where a query of the tile may attend and −∞ where not, and which queries may attend nowhere, if any.
+
+    To add it is vectorised and broadcast: masked_fill_ takes several times as long. Queries that may attend
+    nowhere are left open, as the softmax of nothing is NaN. All layers of a model ask the same mask the same
+    question, so the last answer is remembered where it is small.
+    """
+    memory, question = mask.memory, (*map(_ends, (tile.rows, tile.queries, tile.keys)), dtype)
+    if question in memory:
+        remembered: tuple[Tensor, Tensor | None] = memory[question]
+        return remembered
+    allowed = mask.tile(tile.rows, tile.queries, tile.keys)
+    empty = ~allowed.any(-1, keepdim=True)
+    barrier = torch.zeros(allowed.shape, dtype=dtype).masked_fill_(~(allowed | empty), float("-inf"))
+    answer = barrier, empty if bool(empty.any()) else None
+    if tile.whole:
+        memory.clear()
+        memory[question] = answer
+    return answer
+
+
+def _ends(part: slice) -> tuple[int, int]:
+    return part.start, part.stop
 
 
 class _Tiled(torch.autograd.Function):
@@ -258,8 +295,7 @@ class _Tiled(torch.autograd.Function):
         tiles = _tiles(q, k, plan.mask)
         shape = (*q.shape[:3], v.shape[3])
         out = None if tiles else wide_q.new_zeros(shape)
-        keep = plan.train and q.shape[:3].numel() * k.shape[2] <= _KEPT
-        kept = []
+        keep, kept = plan.train and _few(q, k), []
         for number, tile in enumerate(tiles):
             weights = _tile_weights(tile, wide_q, wide_k, bias, plan)
             if keep:
@@ -321,9 +357,3 @@ def _only_causal(mask: Mask, n: int, m: int) -> bool:
     return (
         mask.causal and n == m and isinstance(mask.offset, int) and mask.offset == 0 and all(o is None for o in others)
     )
-
-
-def _kind(q: Tensor) -> str:
-    if q.dtype in (torch.bfloat16, torch.float16):
-        return "native bf16" if bf16_products() else "bf16"
-    return "fp32"

@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -206,6 +207,11 @@ class Mask:
         own = segments.gather(1, positions.clamp(max=m - 1))
         same = own[:, :, None] == segments[:, None, keys]  # [B, n, keys]
         return (same & (positions < m)[:, :, None])[:, None]
+
+    @cached_property
+    def memory(self) -> dict[Any, Any]:
+        """What kernels made of this mask and may want again; a mask never changes."""
+        return {}
 
     @cached_property
     def _segment_ends(self) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,183 @@
+"""Multi-head attention: self, cross, grouped; the module over kernels.attention."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from weft import observe
+from weft.kernels.attention import attend, attention_weights
+from weft.kernels.dropout import dropout
+from weft.kernels.mask import Mask
+from weft.layers.cache import KVCache
+from weft.layers.linear import Linear
+from weft.layers.positions import ShawRelative
+
+KeysValues = tuple[Tensor, Tensor]
+Rotation = Callable[[Tensor, Tensor], Tensor]
+
+
+class MultiHeadAttention(nn.Module):
+    """H heads attend independently; their outputs are concatenated and mapped back (Vaswani et al. 2017).
+
+        head_h = softmax(Q_h K_hᵀ / √head_dim) V_h,    output = [head_1; …; head_H] W_O
+
+    With ``num_kv_heads`` < ``num_heads``, groups of query heads share one key and value head
+    (Ainslie et al. 2023; 1 is multi-query attention, Shazeer 2019). With ``qk_norm``, queries and
+    keys are RMS-normalised per head before the scores (Henry et al. 2020).
+
+    Example:
+        >>> attention = MultiHeadAttention(dim=64, num_heads=4)
+        >>> attention(torch.randn(2, 5, 64), mask=Mask(causal=True)).shape
+        torch.Size([2, 5, 64])
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        *,
+        num_kv_heads: int | None = None,
+        head_dim: int | None = None,
+        memory_dim: int | None = None,
+        bias: bool = True,
+        qk_norm: bool = False,
+        dropout: float = 0.0,
+        relative: ShawRelative | None = None,
+    ) -> None:
+        """Make the four projections.
+
+        Args:
+            dim: width D of the queries' side and of the output.
+            num_heads: H.
+            num_kv_heads: key and value heads, a divisor of H; H if None.
+            head_dim: width of a head; dim / num_heads if None.
+            memory_dim: width of what keys and values are made from; dim if None.
+            bias: whether the projections have biases.
+            qk_norm: whether queries and keys are normalised per head.
+            dropout: probability that an attention weight is dropped in training.
+            relative: learned vectors for the distance of query and key (self-attention only).
+
+        Raises:
+            ValueError: if the head counts do not divide, or the vectors of relative are not head_dim wide.
+        """
+        super().__init__()
+        kv_heads = num_heads if num_kv_heads is None else num_kv_heads
+        if num_heads < 1 or kv_heads < 1:
+            raise ValueError(f"head counts must be ≥ 1, not num_heads={num_heads}, num_kv_heads={kv_heads}")
+        if head_dim is None and dim % num_heads:
+            raise ValueError(f"dim must be a multiple of num_heads, but {dim} is not one of {num_heads}")
+        if num_heads % kv_heads:
+            raise ValueError(f"num_heads must be a multiple of num_kv_heads, but {num_heads} is not one of {kv_heads}")
+        self.num_heads = num_heads
+        self.num_kv_heads = kv_heads
+        self.head_dim = dim // num_heads if head_dim is None else head_dim
+        self.dropout = dropout
+        if relative is not None and relative.head_dim != self.head_dim:
+            raise ValueError(f"relative has vectors of {relative.head_dim}, but a head is {self.head_dim} wide")
+        self.relative = relative
+        width = dim if memory_dim is None else memory_dim
+        self.query = Linear(dim, num_heads * self.head_dim, bias)
+        self.key = Linear(width, kv_heads * self.head_dim, bias)
+        self.value = Linear(width, kv_heads * self.head_dim, bias)
+        self.output = Linear(num_heads * self.head_dim, dim, bias)
+        self.query_norm = nn.RMSNorm(self.head_dim) if qk_norm else nn.Identity()
+        self.key_norm = nn.RMSNorm(self.head_dim) if qk_norm else nn.Identity()
+
+    def keys_values(self, memory: Tensor) -> KeysValues:
+        """Keys and values [B, G, M, head_dim] of memory [B, M, D]: made once, attended to at every step."""
+        key = self.key_norm(self._heads(self.key(memory), self.num_kv_heads))
+        return key, self._heads(self.value(memory), self.num_kv_heads)
+
+    def forward(
+        self,
+        x: Tensor,
+        memory: Tensor | KeysValues | None = None,
+        *,
+        mask: Mask | None = None,
+        bias: Tensor | None = None,
+        rotary: Rotation | None = None,
+    ) -> Tensor:
+        """Attend from x to memory, or to x itself.
+
+        Args:
+            x: [B, N, D] what the queries are made from.
+            memory: [B, M, D_memory], or its ``keys_values``; x if None.
+            mask: who may attend to whom.
+            bias: [B or 1, H or 1, N, M] added to the scores (relative positions).
+            rotary: rotates queries and keys by their positions (self-attention only).
+
+        Returns:
+            [B, N, D].
+        """
+        q = self._queries(x)
+        if isinstance(memory, tuple):
+            k, v = memory
+        else:
+            k, v = self.keys_values(x if memory is None else memory)
+        positions = torch.arange(x.shape[1], device=x.device)
+        if rotary is not None:
+            if memory is not None:
+                raise ValueError("rotary positions are for self-attention: memory has positions of its own")
+            q, k = rotary(q, positions), rotary(k, positions)
+        return self._attend(q, k, v, mask, bias, positions)
+
+    def step(
+        self,
+        x: Tensor,
+        cache: KVCache,
+        *,
+        mask: Mask | None = None,
+        bias: Tensor | None = None,
+        rotary: Rotation | None = None,
+    ) -> tuple[Tensor, KVCache]:
+        """Causal self-attention of the T newest positions x [B, T, D] to themselves and all in the cache.
+
+        Args:
+            x: [B, T, D], T ≥ 1; row b's first stands at position cache.lengths[b].
+            cache: the past.
+            mask: more than causality, if there is more (a window, packed documents).
+            bias: [B or 1, H or 1, T, M] added to the scores; M is the new longest row.
+            rotary: rotates queries and keys by their positions.
+
+        Returns:
+            [B, T, D] and the cache with the new keys and values.
+        """
+        q = self._queries(x)
+        k, v = self.keys_values(x)
+        positions = cache.lengths[:, None] + torch.arange(x.shape[1], device=x.device)  # [B, T]
+        if rotary is not None:
+            q, k = rotary(q, positions), rotary(k, positions)
+        visible = Mask(causal=True, offset=cache.lengths)
+        if mask is not None:
+            visible = visible & mask.at(cache.lengths)
+        cache = cache.append(k, v)
+        return self._attend(q, cache.keys, cache.values, visible & cache.mask, bias, positions), cache
+
+    def _queries(self, x: Tensor) -> Tensor:
+        queries: Tensor = self.query_norm(self._heads(self.query(x), self.num_heads))
+        return queries
+
+    def _heads(self, x: Tensor, num_heads: int) -> Tensor:
+        return x.view(*x.shape[:2], num_heads, self.head_dim).transpose(1, 2)  # [B, H, N, head_dim]
+
+    def _attend(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Mask | None, bias: Tensor | None, positions: Tensor
+    ) -> Tensor:
+        """Attend and map back; positions [N] or [B, N] are the queries', the keys stand at 0 … M − 1."""
+        p = self.dropout if self.training else 0.0
+        if self.relative is not None:
+            key_positions = torch.arange(k.shape[2], device=k.device)
+            distance = self.relative(q, positions, key_positions) * self.head_dim**-0.5
+            bias = distance if bias is None else distance + bias
+        observe.see(self, "weights", lambda: {"weights": attention_weights(q, k, mask, bias)})
+        if self.relative is not None and self.relative.value_vectors is not None:
+            weights = dropout(attention_weights(q, k, mask, bias), p)  # the values' vectors need them all
+            heads = weights @ v.repeat_interleave(self.num_heads // self.num_kv_heads, dim=1)
+            heads = heads + self.relative.values(weights, positions, key_positions)
+        else:
+            heads = attend(q, k, v, mask, bias, dropout=p)
+        output: Tensor = self.output(heads.transpose(1, 2).flatten(2))
+        return output

@@ -1,0 +1,247 @@
+"""The Transformer's block: attention and feed-forward, each with a residual and a norm around it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from weft.kernels.dropout import dropout
+from weft.kernels.mask import Mask
+from weft.layers.attention import KeysValues, MultiHeadAttention, Rotation
+from weft.layers.cache import KVCache
+from weft.layers.linear import Linear
+from weft.layers.positions import ShawRelative
+
+Activation = Literal["relu", "gelu", "gelu_tanh", "swiglu"]
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "swiglu": F.silu,
+}
+_CAUSAL = Mask(causal=True)
+
+
+@dataclass(frozen=True)
+class BlockConfig:
+    """How a block is built.
+
+    Attributes:
+        dim, num_heads, ffn_dim, num_kv_heads, head_dim: sizes, as in MultiHeadAttention.
+        norm: LayerNorm, RMSNorm, or none (to see what a norm is for).
+        norm_first: pre-norm, x + f(norm(x)); else post-norm as in 2017, norm(x + f(x)).
+        residual: whether the input is added to each sub-layer's output (False: to see what it is for).
+        activation: of the feed-forward; swiglu has a third matrix as a gate.
+        bias: whether linear layers have biases.
+        qk_norm: whether queries and keys are normalised per head.
+        max_distance: give the self-attention Shaw's relative positions, clipped to this distance.
+        dropout: on each sub-layer's output; attention_dropout and ffn_dropout: inside them.
+    """
+
+    dim: int
+    num_heads: int
+    ffn_dim: int
+    num_kv_heads: int | None = None
+    head_dim: int | None = None
+    norm: Literal["layer", "rms", "none"] = "layer"
+    norm_first: bool = True
+    norm_eps: float = 1e-5
+    residual: bool = True
+    activation: Activation = "relu"
+    bias: bool = True
+    qk_norm: bool = False
+    max_distance: int | None = None
+    dropout: float = 0.0
+    attention_dropout: float = 0.0
+    ffn_dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.activation not in _ACTIVATIONS:
+            raise ValueError(f"activation must be one of {', '.join(_ACTIVATIONS)}, not {self.activation!r}")
+        if self.norm not in ("layer", "rms", "none"):
+            raise ValueError(f"norm must be layer, rms or none, not {self.norm!r}")
+        for name in ("dropout", "attention_dropout", "ffn_dropout"):
+            if not 0.0 <= getattr(self, name) < 1.0:
+                raise ValueError(f"{name} must be at least 0 and less than 1, not {getattr(self, name)}")
+
+    def attention(self, cross: bool = False) -> MultiHeadAttention:
+        """The attention layer of this configuration, to itself or across to a memory."""
+        head_dim = self.dim // self.num_heads if self.head_dim is None else self.head_dim
+        relative = None if cross or self.max_distance is None else ShawRelative(head_dim, self.max_distance)
+        return MultiHeadAttention(
+            self.dim,
+            self.num_heads,
+            num_kv_heads=self.num_kv_heads,
+            head_dim=self.head_dim,
+            bias=self.bias,
+            qk_norm=self.qk_norm,
+            dropout=self.attention_dropout,
+            relative=relative,
+        )
+
+    def make_norm(self) -> nn.Module:
+        """The norm of this configuration; a stack of pre-norm blocks ends with one more."""
+        if self.norm == "layer":
+            return nn.LayerNorm(self.dim, eps=self.norm_eps, bias=self.bias)
+        return nn.RMSNorm(self.dim, eps=self.norm_eps) if self.norm == "rms" else nn.Identity()
+
+
+class FeedForward(nn.Module):
+    """The same two-layer network at every position: max(0, x W₁ + b₁) W₂ + b₂, or with GELU.
+
+    With ``swiglu`` (Shazeer 2020): (silu(x W₁) ⊗ x W₃) W₂.
+    """
+
+    def __init__(
+        self, dim: int, ffn_dim: int, *, activation: Activation = "relu", bias: bool = True, dropout: float = 0.0
+    ) -> None:
+        """Make the matrices dim × ffn_dim and back."""
+        super().__init__()
+        self.activate = _ACTIVATIONS[activation]
+        self.dropout = dropout
+        self.inner = Linear(dim, ffn_dim, bias)
+        self.gate = Linear(dim, ffn_dim, bias) if activation == "swiglu" else None
+        self.outer = Linear(ffn_dim, dim, bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map x[B, N, D] to [B, N, D]."""
+        if self.gate is None:
+            hidden = self.activate(self.inner(x))
+        else:
+            hidden = self.activate(self.gate(x)) * self.inner(x)
+        output: Tensor = self.outer(dropout(hidden, self.dropout, self.training))
+        return output
+
+
+class SubLayer(nn.Module):
+    """The residual, norm and dropout around one function f of a block.
+
+    Pre-norm: x + dropout(f(norm(x))). Post-norm: norm(x + dropout(f(x))).
+    """
+
+    def __init__(self, config: BlockConfig) -> None:
+        """Make the norm; the function is passed when called."""
+        super().__init__()
+        self.norm = config.make_norm()
+        self.norm_first = config.norm_first
+        self.residual = config.residual
+        self.dropout = config.dropout
+
+    def forward(self, x: Tensor, f: Callable[[Tensor], Tensor]) -> Tensor:
+        """Apply f to x[B, N, D] with what belongs around it."""
+        y = dropout(f(self.norm(x) if self.norm_first else x), self.dropout, self.training)
+        if self.residual:
+            y = x + y
+        return y if self.norm_first else self.norm(y)
+
+
+class EncoderBlock(nn.Module):
+    """Self-attention, then feed-forward. With a causal mask it is the block of a GPT."""
+
+    def __init__(self, config: BlockConfig) -> None:
+        """Build from sizes and choices."""
+        super().__init__()
+        self.attention = config.attention()
+        self.feed_forward = FeedForward(
+            config.dim, config.ffn_dim, activation=config.activation, bias=config.bias, dropout=config.ffn_dropout
+        )
+        self.around_attention = SubLayer(config)
+        self.around_feed_forward = SubLayer(config)
+
+    def forward(
+        self, x: Tensor, mask: Mask | None = None, bias: Tensor | None = None, rotary: Rotation | None = None
+    ) -> Tensor:
+        """Map x[B, N, D] to [B, N, D]; mask, bias and rotary as in MultiHeadAttention."""
+        x = self.around_attention(x, lambda y: self.attention(y, mask=mask, bias=bias, rotary=rotary))
+        y: Tensor = self.around_feed_forward(x, self.feed_forward)
+        return y
+
+    def step(
+        self,
+        x: Tensor,
+        cache: KVCache,
+        mask: Mask | None = None,
+        bias: Tensor | None = None,
+        rotary: Rotation | None = None,
+    ) -> tuple[Tensor, KVCache]:
+        """The causal block on the T newest positions x[B, T, D], and the cache with them in it."""
+        x, cache = _step_attention(self.around_attention, self.attention, x, cache, mask, bias, rotary)
+        return self.around_feed_forward(x, self.feed_forward), cache
+
+
+class DecoderBlock(nn.Module):
+    """Causal self-attention, attention to the encoder's output (the memory), then feed-forward."""
+
+    def __init__(self, config: BlockConfig) -> None:
+        """Build from sizes and choices."""
+        super().__init__()
+        self.attention = config.attention()
+        self.cross_attention = config.attention(cross=True)
+        self.feed_forward = FeedForward(
+            config.dim, config.ffn_dim, activation=config.activation, bias=config.bias, dropout=config.ffn_dropout
+        )
+        self.around_attention = SubLayer(config)
+        self.around_cross_attention = SubLayer(config)
+        self.around_feed_forward = SubLayer(config)
+
+    def forward(
+        self,
+        x: Tensor,
+        memory: Tensor | KeysValues,
+        mask: Mask | None = None,
+        memory_mask: Mask | None = None,
+        bias: Tensor | None = None,
+        rotary: Rotation | None = None,
+    ) -> Tensor:
+        """Map x[B, N, D] to [B, N, D].
+
+        Args:
+            x: the target side.
+            memory: [B, M, D] the encoder's output, or ``cross_attention.keys_values`` of it.
+            mask: of the self-attention; causal if None.
+            memory_mask: which of the memory is padding.
+            bias: added to the self-attention's scores.
+            rotary: positions of the self-attention.
+        """
+        mask = _CAUSAL if mask is None else mask
+        x = self.around_attention(x, lambda y: self.attention(y, mask=mask, bias=bias, rotary=rotary))
+        return self._attend_and_feed(x, memory, memory_mask)
+
+    def step(
+        self,
+        x: Tensor,
+        memory: Tensor | KeysValues,
+        cache: KVCache,
+        memory_mask: Mask | None = None,
+        bias: Tensor | None = None,
+        rotary: Rotation | None = None,
+    ) -> tuple[Tensor, KVCache]:
+        """The block on the T newest positions x[B, T, D], and the cache with them in it."""
+        x, cache = _step_attention(self.around_attention, self.attention, x, cache, None, bias, rotary)
+        return self._attend_and_feed(x, memory, memory_mask), cache
+
+    def _attend_and_feed(self, x: Tensor, memory: Tensor | KeysValues, memory_mask: Mask | None) -> Tensor:
+        x = self.around_cross_attention(x, lambda y: self.cross_attention(y, memory, mask=memory_mask))
+        y: Tensor = self.around_feed_forward(x, self.feed_forward)
+        return y
+
+
+def _step_attention(
+    around: SubLayer,
+    attention: MultiHeadAttention,
+    x: Tensor,
+    cache: KVCache,
+    mask: Mask | None,
+    bias: Tensor | None,
+    rotary: Rotation | None,
+) -> tuple[Tensor, KVCache]:
+    def attend(y: Tensor) -> Tensor:
+        nonlocal cache
+        out, cache = attention.step(y, cache, mask=mask, bias=bias, rotary=rotary)
+        return out
+
+    return around(x, attend), cache

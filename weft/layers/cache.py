@@ -1,0 +1,173 @@
+"""The keys and values of a decoder's past, a length per row.
+
+A step appends what is new and attends to all there is; a search selects rows, cuts them back and
+joins batches. A cache behaves as a value: what one holder appends, no other holder sees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from weft.kernels.mask import Mask
+
+_ROOM = 64  # capacity grows by half, to a multiple of this
+
+
+@dataclass(eq=False)
+class _Store:
+    """The memory behind one or more caches, and how far each row of it has been written."""
+
+    keys: Tensor  # [B, G, capacity, D]
+    values: Tensor  # [B, G, capacity, E]
+    written: Tensor  # [B]
+
+
+class KVCache:
+    """Keys [B, G, M, D] and values [B, G, M, E] with ``lengths`` [B] of them real in each row."""
+
+    def __init__(self, store: _Store | None, lengths: Tensor) -> None:
+        """Use ``KVCache.empty`` to make one."""
+        self._store = store
+        self.lengths = lengths
+
+    @classmethod
+    def empty(cls, batch: int, device: torch.device | str | None = None) -> KVCache:
+        """A cache of ``batch`` rows with nothing in it.
+
+        Raises:
+            ValueError: if batch is negative.
+        """
+        if batch < 0:
+            raise ValueError(f"a cache needs a batch of 0 rows or more, not {batch}")
+        return cls(None, torch.zeros(batch, dtype=torch.int64, device=device))
+
+    @property
+    def longest(self) -> int:
+        """The length of the longest row."""
+        return int(self.lengths.max()) if len(self.lengths) else 0
+
+    @property
+    def mask(self) -> Mask:
+        """Hides from a query what lies behind its row's end."""
+        return Mask(lengths=self.lengths)
+
+    @property
+    def keys(self) -> Tensor:
+        """[B, G, longest, D]; what lies behind a row's length is undefined."""
+        return self._filled().keys[:, :, : self.longest]
+
+    @property
+    def values(self) -> Tensor:
+        """[B, G, longest, E]; what lies behind a row's length is undefined."""
+        return self._filled().values[:, :, : self.longest]
+
+    def append(self, keys: Tensor, values: Tensor, counts: Tensor | None = None) -> KVCache:
+        """The cache with N more keys and values in each row.
+
+        Args:
+            keys: [B, G, N, D].
+            values: [B, G, N, E].
+            counts: [B] how many of the N are real in each row (the first ones); all if None.
+
+        Raises:
+            ValueError: if the shapes do not fit the cache.
+        """
+        self._check(keys, values, counts)
+        n = keys.shape[2]
+        lengths = self.lengths + (n if counts is None else counts)
+        store = self._writable(keys, values, self.longest + n)
+        if bool((self.lengths == self.longest).all()):
+            store.keys[:, :, self.longest : self.longest + n] = keys
+            store.values[:, :, self.longest : self.longest + n] = values
+        else:
+            rows = torch.arange(len(self.lengths), device=keys.device)[:, None]
+            places = self.lengths[:, None] + torch.arange(n, device=keys.device)  # [B, N]
+            store.keys[rows, :, places] = keys.transpose(1, 2)
+            store.values[rows, :, places] = values.transpose(1, 2)
+        store.written = lengths
+        return KVCache(store, lengths)
+
+    def select(self, rows: Tensor) -> KVCache:
+        """The rows with these numbers, in this order; a row may be taken twice."""
+        if self._store is None:
+            return KVCache(None, self.lengths[rows])
+        lengths, longest = self.lengths[rows], self.longest
+        store = _Store(self._store.keys[rows, :, :longest], self._store.values[rows, :, :longest], lengths)
+        return KVCache(store, lengths)
+
+    def truncate(self, lengths: Tensor) -> KVCache:
+        """The cache with each row cut back to its first ``lengths[b]`` entries.
+
+        Raises:
+            ValueError: if a length is negative or longer than its row.
+        """
+        if lengths.shape != self.lengths.shape or bool(((lengths < 0) | (lengths > self.lengths)).any()):
+            raise ValueError(f"cannot cut rows of lengths {self.lengths.tolist()} to {lengths.tolist()}")
+        return KVCache(self._store, lengths)
+
+    @staticmethod
+    def cat(caches: Sequence[KVCache]) -> KVCache:
+        """All rows of all caches, one after the other.
+
+        Raises:
+            ValueError: if there are none, or some are empty and some are not.
+        """
+        if not caches:
+            raise ValueError("cat needs at least one cache")
+        lengths = torch.cat([cache.lengths for cache in caches])
+        stores = [cache._store for cache in caches if cache._store is not None]
+        if not stores:
+            return KVCache(None, lengths)
+        if len(stores) != len(caches):
+            raise ValueError("cannot join caches that hold something with caches that hold nothing")
+        room = max(cache.longest for cache in caches)
+
+        def join(parts: list[Tensor]) -> Tensor:
+            whole = parts[0].new_zeros(len(lengths), parts[0].shape[1], room, parts[0].shape[3])
+            row = 0
+            for part in parts:
+                width = min(room, part.shape[2])
+                whole[row : row + part.shape[0], :, :width] = part[:, :, :width]
+                row += part.shape[0]
+            return whole
+
+        store = _Store(join([s.keys for s in stores]), join([s.values for s in stores]), lengths)
+        return KVCache(store, lengths)
+
+    def _filled(self) -> _Store:
+        if self._store is None:
+            raise ValueError("the cache is empty: append before reading keys and values")
+        return self._store
+
+    def _check(self, keys: Tensor, values: Tensor, counts: Tensor | None) -> None:
+        held = (None, None) if self._store is None else (self._store.keys, self._store.values)
+        for name, new, old in (("keys", keys, held[0]), ("values", values, held[1])):
+            expected: list[int | str] = [len(self.lengths), "G", "N", "D"]
+            if old is not None:
+                expected[1], expected[3] = old.shape[1], old.shape[3]
+            if new.dim() != 4 or any(isinstance(e, int) and e != g for e, g in zip(expected, new.shape, strict=True)):
+                raise ValueError(f"{name} of shape {list(new.shape)} do not fit the cache: expected {expected}")
+        if keys.shape[:3] != values.shape[:3]:
+            raise ValueError(f"keys {list(keys.shape)} and values {list(values.shape)} must have the same B, G and N")
+        if counts is not None and (
+            counts.shape != self.lengths.shape or bool(((counts < 0) | (counts > keys.shape[2])).any())
+        ):
+            raise ValueError(f"counts must be [B] between 0 and {keys.shape[2]}, not {counts.tolist()}")
+
+    def _writable(self, keys: Tensor, values: Tensor, needed: int) -> _Store:
+        """A store with room for ``needed``, in which nobody else has written past this cache's rows."""
+        store = self._store
+        if store is not None and store.keys.shape[2] >= needed and torch.equal(store.written, self.lengths):
+            return store
+        room = -(-max(needed, self.longest * 3 // 2) // _ROOM) * _ROOM
+
+        empty = [new.new_zeros(*new.shape[:2], room, new.shape[3]) for new in (keys, values)]
+        grown = _Store(empty[0], empty[1], self.lengths)
+        if store is not None:
+            grown.keys[:, :, : self.longest] = store.keys[:, :, : self.longest]
+            grown.values[:, :, : self.longest] = store.values[:, :, : self.longest]
+        return grown
