@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from weft.kernels.dropout import draw_key, keep_mask, keep_rate
+from weft.kernels.dropout import draw_key, keep_mask, keep_rate, scaled_product
 from weft.kernels.machine import bf16_products
 from weft.kernels.mask import Mask, part
 
@@ -227,6 +227,11 @@ class _Plan(NamedTuple):
     key: int  # of the dropout
     train: bool  # whether there may be a backward pass
 
+    def drop(self, weights: Tensor, number: int) -> Tensor:
+        """The weights of tile ``number``, or their gradients, with the same ones dropped whenever it is asked."""
+        mask = keep_mask(tuple(weights.shape), self.dropout, self.key, start=number << 32, dtype=weights.dtype)
+        return scaled_product(weights, mask, 1.0 / keep_rate(self.dropout))
+
 
 def _tiles(q: Tensor, k: Tensor, mask: Mask) -> list[_Tile]:
     (b, h, n, _), (_, groups, m, _) = q.shape, k.shape
@@ -301,7 +306,7 @@ class _Tiled(torch.autograd.Function):
             if keep:
                 kept.append(weights)
             if plan.dropout:
-                weights = weights * _noise(weights, plan, number)
+                weights = plan.drop(weights, number)
             out = tile.write_queries(out, torch.bmm(weights, tile.keys_of(wide_v)), shape)
         assert out is not None
         ctx.save_for_backward(q, k, v, bias, *kept)
@@ -322,9 +327,7 @@ class _Tiled(torch.autograd.Function):
             dweights = torch.bmm(dout, tile.keys_of(wide_v).transpose(1, 2))
             used = weights
             if plan.dropout:
-                noise = _noise(weights, plan, number)
-                used = weights * noise
-                dweights.mul_(noise)
+                used, dweights = plan.drop(weights, number), plan.drop(dweights, number)
             dscores = torch._softmax_backward_data(dweights, weights, -1, weights.dtype)
             if dbias is not None:
                 target = part(dbias, tile.rows, tile.queries, tile.keys)
@@ -335,12 +338,6 @@ class _Tiled(torch.autograd.Function):
             dv = tile.add_keys(dv, torch.bmm(used.transpose(1, 2), dout), wide_v.shape)
         grads = (None if g is None else g.to(x.dtype) for g, x in ((dq, q), (dk, k), (dv, v), (dbias, bias)))
         return *grads, None
-
-
-def _noise(weights: Tensor, plan: _Plan, number: int) -> Tensor:
-    """0 or 1/keep rate for each weight of tile ``number``; the same whenever it is asked for."""
-    mask = keep_mask(tuple(weights.shape), plan.dropout, plan.key, start=number << 32, dtype=weights.dtype)
-    return mask.mul_(1.0 / keep_rate(plan.dropout))
 
 
 def _wide(x: Tensor) -> Tensor:

@@ -85,23 +85,20 @@ class _Dropout(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, p: float, key: int) -> Tensor:
         mask = keep_mask(tuple(x.shape), p, key, dtype=x.dtype)
-        ctx.scale = 1.0 / keep_rate(p)
-        if torch.finfo(x.dtype).bits >= 32:  # in bf16 a scaled mask would be rounded, and the mean wrong
-            mask.mul_(ctx.scale)
-            ctx.scale = 1.0
         ctx.save_for_backward(mask)
-        return _apply(x, mask, ctx.scale)
+        ctx.scale = 1.0 / keep_rate(p)
+        return scaled_product(x, mask, ctx.scale)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         (mask,) = ctx.saved_tensors
-        return _apply(grad, mask, ctx.scale), None, None
+        return scaled_product(grad, mask, ctx.scale), None, None
 
 
-def _apply(x: Tensor, mask: Tensor, scale: float) -> Tensor:
-    masked = torch.mul(x, mask)
-    return masked if scale == 1.0 else masked.mul_(scale)
+def scaled_product(x: Tensor, mask: Tensor, scale: float) -> Tensor:
+    """x · mask · scale in one pass, rounded once (a scaled mask would be rounded before it is used, in bf16)."""
+    return torch.addcmul(x.new_zeros(()), x, mask, value=scale)
 
 
 def _hash(key: int, start: int, size: int) -> Tensor:
