@@ -15,7 +15,7 @@ from weft.kernels.attention import attention_weights
 from weft.kernels.mask import Mask
 from weft.layers.attention import MultiHeadAttention
 from weft.layers.cache import KVCache
-from weft.layers.positions import ALiBi, Rotary, ShawRelative
+from weft.layers.relative import ALiBi, Rotary, ShawRelative
 
 DIM, HEADS = 16, 4
 

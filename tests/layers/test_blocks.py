@@ -9,7 +9,7 @@ from weft import record
 from weft.kernels.mask import Mask
 from weft.layers.blocks import BlockConfig, DecoderBlock, EncoderBlock, FeedForward
 from weft.layers.cache import KVCache
-from weft.layers.positions import Rotary
+from weft.layers.relative import Rotary
 
 CONFIGS = {
     "2017": BlockConfig(16, 4, 32, norm_first=False),

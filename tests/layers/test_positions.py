@@ -13,6 +13,7 @@ from torch import Tensor
 
 from weft.kernels.attention import attention_weights
 from weft.layers import positions as P
+from weft.layers import relative as R
 
 MILLION = torch.tensor([0, 1, 999_999, 1_000_000])
 
@@ -181,29 +182,29 @@ def test_positions_are_whole_numbers(wrong: Tensor) -> None:
         with pytest.raises(ValueError, match="positions must be"):
             scheme(wrong)
     with pytest.raises(ValueError, match="positions must be"):
-        P.ALiBi(2)(torch.arange(2), wrong)
+        R.ALiBi(2)(torch.arange(2), wrong)
     with pytest.raises(ValueError, match="positions must be"):
-        P.Rotary(4).angles(wrong, torch.float32)
+        R.Rotary(4).angles(wrong, torch.float32)
 
 
 def test_sizes_are_checked() -> None:
     for odd in (3, 0, -2):
-        for make in (P.Sinusoidal, P.Rotary, P.wavelengths, lambda dim: P.shift_matrix(dim, 1)):
+        for make in (P.Sinusoidal, R.Rotary, P.wavelengths, lambda dim: P.shift_matrix(dim, 1)):
             with pytest.raises(ValueError, match=r"even|≥ 1"):
                 make(odd)
     with pytest.raises(ValueError, match="dim must be ≥ 1, not 0"):
         P.Order(0)
     with pytest.raises(ValueError, match="num_heads must be ≥ 1, not 0"):
-        P.ALiBi(0)
+        R.ALiBi(0)
     with pytest.raises(ValueError, match="max_distance must be ≥ 0, not -1"):
-        P.ShawRelative(4, -1)
+        R.ShawRelative(4, -1)
     with pytest.raises(ValueError, match="not 0 × 4"):
         P.Learned(4, max_len=0)
     for buckets, farthest, both_ways in ((2, 128, True), (7, 128, True), (1, 128, False), (32, 8, True)):
         with pytest.raises(ValueError, match=f"not {buckets} and {farthest}"):
-            P.T5Bias(2, buckets, farthest, both_ways)
+            R.T5Bias(2, buckets, farthest, both_ways)
     with pytest.raises(ValueError, match="2 rows of query positions, but 3 of key"):
-        P.distances(torch.zeros(2, 4, dtype=torch.long), torch.zeros(3, 4, dtype=torch.long))
+        R.distances(torch.zeros(2, 4, dtype=torch.long), torch.zeros(3, 4, dtype=torch.long))
 
 
 def test_far_positions_stay_finite_and_in_range() -> None:
@@ -211,17 +212,17 @@ def test_far_positions_stay_finite_and_in_range() -> None:
     assert P.Fraction()(MILLION, 1_000_001).flatten().tolist()[-1] == 1
     assert P.Order()(MILLION).flatten().tolist() == MILLION.tolist()
     x = torch.randn(1, 2, 4, 64)
-    turned = P.Rotary(64)(x, MILLION)
+    turned = R.Rotary(64)(x, MILLION)
     torch.testing.assert_close(turned.norm(dim=-1), x.norm(dim=-1))  # turning keeps the length
-    assert P.ALiBi(3)(MILLION, MILLION).isfinite().all()
-    assert P.T5Bias(3)(MILLION, MILLION).shape == (1, 3, 4, 4)
-    shaw = P.ShawRelative(64, max_distance=2)
+    assert R.ALiBi(3)(MILLION, MILLION).isfinite().all()
+    assert R.T5Bias(3)(MILLION, MILLION).shape == (1, 3, 4, 4)
+    shaw = R.ShawRelative(64, max_distance=2)
     assert torch.equal(shaw(x, MILLION, MILLION)[0, 0, 0, 2:], (x[0, 0, 0] @ shaw.key_vectors[4]).expand(2))
 
 
 @pytest.mark.parametrize("interleaved", [False, True])
 def test_rotary_tells_the_distance_only(interleaved: bool) -> None:
-    rotary = P.Rotary(16, interleaved=interleaved)
+    rotary = R.Rotary(16, interleaved=interleaved)
     q, k = torch.randn(2, 1, 1, 1, 16, dtype=torch.float64)
 
     def score(m: int, n: int) -> Tensor:
@@ -244,7 +245,7 @@ def test_rotary_is_the_formula(interleaved: bool) -> None:
         angle = places[b][n] * base ** (-2 * i / dim)
         expected[b, h, n, first] = x[b, h, n, first] * math.cos(angle) - x[b, h, n, second] * math.sin(angle)
         expected[b, h, n, second] = x[b, h, n, second] * math.cos(angle) + x[b, h, n, first] * math.sin(angle)
-    rotary = P.Rotary(dim, base, interleaved)
+    rotary = R.Rotary(dim, base, interleaved)
     torch.testing.assert_close(rotary(x, torch.tensor(places)), expected, rtol=0, atol=1e-12)
     torch.testing.assert_close(rotary(x[:1], torch.tensor(places[0])), expected[:1], rtol=0, atol=1e-12)
 
@@ -252,26 +253,26 @@ def test_rotary_is_the_formula(interleaved: bool) -> None:
 def test_rotary_works_in_float32_at_least() -> None:
     x = torch.randn(1, 2, 5, 8)
     far = P.positions(5, 1000)
-    exact = P.Rotary(8)(x, far)
+    exact = R.Rotary(8)(x, far)
     assert exact.dtype == torch.float32
     for dtype in (torch.bfloat16, torch.float16):
-        half = P.Rotary(8)(x.to(dtype), far)
+        half = R.Rotary(8)(x.to(dtype), far)
         assert half.dtype == dtype
-        assert torch.equal(half, P.Rotary(8)(x.to(dtype).float(), far).to(dtype))
+        assert torch.equal(half, R.Rotary(8)(x.to(dtype).float(), far).to(dtype))
 
 
 def test_rotary_refuses_what_does_not_fit() -> None:
     with pytest.raises(ValueError, match="heads of size 8, not 6"):
-        P.Rotary(8)(torch.zeros(1, 1, 2, 6), torch.arange(2))
+        R.Rotary(8)(torch.zeros(1, 1, 2, 6), torch.arange(2))
     with pytest.raises(ValueError, match=r"expected \[2\] or \[1, 2\]"):
-        P.Rotary(8)(torch.zeros(1, 1, 2, 8), torch.arange(3))
+        R.Rotary(8)(torch.zeros(1, 1, 2, 8), torch.arange(3))
 
 
 @settings(deadline=None, max_examples=25)
 @given(st.integers(0, 4), st.integers(1, 4), st.integers(1, 5), st.lists(st.integers(0, 5), min_size=1, max_size=2))
 def test_shaw_is_the_formula(max_distance: int, n: int, m: int, starts: list[int]) -> None:
     rows, heads, dim = len(starts), 2, 3
-    shaw = P.ShawRelative(dim, max_distance).double()
+    shaw = R.ShawRelative(dim, max_distance).double()
     torch.nn.init.normal_(shaw.key_vectors)
     assert shaw.value_vectors is not None
     torch.nn.init.normal_(shaw.value_vectors)
@@ -288,7 +289,7 @@ def test_shaw_is_the_formula(max_distance: int, n: int, m: int, starts: list[int
 
 
 def test_shaw_learns_and_checks_its_input() -> None:
-    shaw, places = P.ShawRelative(4, 2).double(), torch.arange(3)
+    shaw, places = R.ShawRelative(4, 2).double(), torch.arange(3)
 
     def both(q: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
         return shaw(q, places, places), shaw.values(weights, places, places)
@@ -299,7 +300,7 @@ def test_shaw_learns_and_checks_its_input() -> None:
     for name, parameter in shaw.named_parameters():
         assert parameter.grad is not None, name
     with pytest.raises(ValueError, match="values=False"):
-        P.ShawRelative(4, 2, values=False).values(torch.zeros(1, 1, 3, 3), places, places)
+        R.ShawRelative(4, 2, values=False).values(torch.zeros(1, 1, 3, 3), places, places)
     with pytest.raises(ValueError, match=r"expected \[3\] or \[1, 3\]"):
         shaw(inputs[0], torch.arange(2), places)
     with pytest.raises(ValueError, match=r"expected \[3\] or \[1, 3\]"):
@@ -308,7 +309,7 @@ def test_shaw_learns_and_checks_its_input() -> None:
 
 @pytest.mark.parametrize("bidirectional", [True, False])
 def test_t5_gives_each_bucket_its_bias_at_each_row_of_queries(bidirectional: bool) -> None:
-    bias = P.T5Bias(3, num_buckets=8, max_distance=20, bidirectional=bidirectional)
+    bias = R.T5Bias(3, num_buckets=8, max_distance=20, bidirectional=bidirectional)
     starts = torch.tensor([0, 30])
     made = bias(P.positions(4, starts), torch.arange(40))
     assert made.shape == (2, 3, 4, 40)
@@ -333,13 +334,13 @@ def test_t5_gives_each_bucket_its_bias_at_each_row_of_queries(bidirectional: boo
 )
 def test_alibi_falls_with_distance(num_heads: int, exponents: list[float]) -> None:
     queries, keys = torch.tensor([[0, 1, 2], [4, 5, 6]]), torch.arange(7)
-    bias = P.ALiBi(num_heads)(queries, keys, dtype=torch.float64)
+    bias = R.ALiBi(num_heads)(queries, keys, dtype=torch.float64)
     assert bias.shape == (2, num_heads, 3, 7)
     for b, h, i, j in product(range(2), range(num_heads), range(3), range(7)):
         assert bias[b, h, i, j].item() == pytest.approx(-(2 ** -exponents[h]) * abs(j - queries[b, i].item()))
     # bfloat16 knows no 1001: the product is made in float32 and rounded once
-    half = P.ALiBi(num_heads)(torch.tensor([1001]), keys, dtype=torch.bfloat16)
-    assert torch.equal(half, P.ALiBi(num_heads)(torch.tensor([1001]), keys).bfloat16())
+    half = R.ALiBi(num_heads)(torch.tensor([1001]), keys, dtype=torch.bfloat16)
+    assert torch.equal(half, R.ALiBi(num_heads)(torch.tensor([1001]), keys).bfloat16())
 
 
 def test_positions_break_the_equivariance_of_attention() -> None:

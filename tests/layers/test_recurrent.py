@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 import weft
 from weft.kernels.mask import Mask
-from weft.layers.recurrent import Bridge, CellName, RecurrentDecoder, RecurrentEncoder, RecurrentState
+from weft.layers.cells import CellName, RecurrentState
+from weft.layers.recurrent import Bridge, RecurrentDecoder, RecurrentEncoder
 from weft.layers.scores import AdditiveAttention, DotScore, HardAttention, ScoreAttention
 
 CELLS: list[CellName] = ["rnn", "gru", "lstm"]

@@ -65,7 +65,7 @@ def test_against_torch(kind: str, bias: bool, dtype: torch.dtype, tolerance: flo
 def test_grouped_rotary_attention_against_transformers(dtype: torch.dtype, tolerance: float, qk_norm: bool) -> None:
     """Llama's attention (grouped heads, rotary positions, no biases), and Qwen3's with normalised queries and keys."""
     transformers = pytest.importorskip("transformers")
-    from weft.layers.positions import Rotary
+    from weft.layers.relative import Rotary
 
     sizes = {
         "hidden_size": 32,

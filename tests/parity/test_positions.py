@@ -8,7 +8,8 @@ from torch import Tensor
 
 from weft.kernels.attention import attention_weights
 from weft.layers import masks
-from weft.layers.positions import ALiBi, Rotary, Sinusoidal, T5Bias, positions
+from weft.layers.positions import Sinusoidal, positions
+from weft.layers.relative import ALiBi, Rotary, T5Bias
 
 pytest.importorskip("transformers")
 

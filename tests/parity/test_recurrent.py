@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from weft.kernels.mask import Mask
-from weft.layers.recurrent import CellName, RecurrentDecoder, RecurrentEncoder, RecurrentState
+from weft.layers.cells import CellName, RecurrentState
+from weft.layers.recurrent import RecurrentDecoder, RecurrentEncoder
 from weft.layers.scores import AdditiveAttention, BilinearScore, ScoreAttention
 
 MODULES: dict[str, type[nn.RNNBase]] = {"rnn": nn.RNN, "gru": nn.GRU, "lstm": nn.LSTM}

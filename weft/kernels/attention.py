@@ -82,7 +82,7 @@ def pick(q: Tensor, k: Tensor, v: Tensor, mask: Mask | None, bias: Tensor | None
 
     torch's kernel needs the mask as a matrix unless it is plain causality, and under dropout or another width of
     values it is the plain formula: then tiles. Otherwise it has a high cost per head, which long sequences
-    repay: from 256 on it takes as long as tiles without a mask (34.5 and 34.3 ms for 8×8 heads) and keeps no
+    repay: from 512 on it takes as long as tiles without a mask (34.6 and 35.6 ms for 2×8 heads) and keeps no
     weights. With a causal mask tiles skip the future and stay ahead to 1,024 (85 and 99 ms), unless the weights
     are too many to keep. At length 16 tiles take half its time (10.2 and 20.5 ms for 512×8 heads).
     """
@@ -165,7 +165,7 @@ def tiled(
 
 WAYS: dict[str, Callable[..., Tensor]] = {"reference": reference, "sdpa": sdpa, "tiled": tiled}
 
-SDPA_FROM, SDPA_FROM_CAUSAL = 256 * 256, 1024 * 1024  # scores a head
+SDPA_FROM, SDPA_FROM_CAUSAL = 512 * 512, 1024 * 1024  # scores a head
 _KEPT = 1 << 25  # so many weights are kept for the backward pass (128 MiB in fp32); making them again costs 25%
 _TILE = 1 << 22  # so many scores make a tile (16 MiB in fp32); smaller ones pay for more calls
 _QUERIES = 128  # so many queries make a tile where that spares keys or memory
@@ -184,6 +184,7 @@ class _Tile:
     keys: slice
     num_heads: int  # H
     groups: int  # G
+    num_keys: int  # M
     whole: bool  # whether this is all there is
 
     def queries_of(self, x: Tensor) -> Tensor:
@@ -240,7 +241,7 @@ def _tiles(q: Tensor, k: Tensor, mask: Mask) -> list[_Tile]:
     rows = min(b, max(1, _TILE // max(1, h * step * m)))
     whole = rows == b and step == n
     return [
-        _Tile(slice(row, min(row + rows, b)), queries, mask.span(queries, m), h, groups, whole)
+        _Tile(slice(row, min(row + rows, b)), queries, mask.span(queries, m), h, groups, m, whole)
         for queries in (slice(low, min(low + step, n)) for low in range(0, n, step or 1))
         for row in range(0, b, rows or 1)
     ]
@@ -269,20 +270,24 @@ def _tile_weights(tile: _Tile, q: Tensor, k: Tensor, bias: Tensor | None, plan: 
 
 
 def _barrier(mask: Mask, tile: _Tile, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
-    """0 where a query of the tile may attend and −∞ where not, and which queries may attend nowhere, if any.
+    """0 where a query of the tile may attend and as good as −∞ where not, and which queries may attend nowhere, if any.
 
-    To add it is vectorised and broadcast: masked_fill_ takes several times as long. Queries that may attend
-    nowhere are left open, as the softmax of nothing is NaN. All layers of a model ask the same mask the same
-    question, so the last answer is remembered where it is small.
+    To add it is vectorised and broadcast: masked_fill_ on the scores takes several times as long. Queries that may
+    attend nowhere are left open, as the softmax of nothing is NaN. All layers of a model ask the same mask the
+    same question, so the last answer is remembered where it is small.
     """
     memory, question = mask.memory, (*map(_ends, (tile.rows, tile.queries, tile.keys)), dtype)
     if question in memory:
         remembered: tuple[Tensor, Tensor | None] = memory[question]
         return remembered
     allowed = mask.tile(tile.rows, tile.queries, tile.keys)
-    empty = ~allowed.any(-1, keepdim=True)
-    barrier = torch.zeros(allowed.shape, dtype=dtype).masked_fill_(~(allowed | empty), float("-inf"))
-    answer = barrier, empty if bool(empty.any()) else None
+    empty = None
+    if not mask.all_see(tile.queries, tile.num_keys):
+        empty = ~allowed.any(-1, keepdim=True)
+        empty = empty if bool(empty.any()) else None
+    opened = allowed if empty is None else allowed | empty
+    barrier = opened.view(torch.uint8).to(dtype).sub_(1).mul_(torch.finfo(dtype).max)  # faster than masked_fill
+    answer = barrier, empty
     if tile.whole:
         memory.clear()
         memory[question] = answer

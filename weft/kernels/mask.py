@@ -110,10 +110,10 @@ class Mask:
         if n < 0 or m < 0:
             raise ValueError(f"lengths of queries and keys must be ≥ 0, not {n} and {m}")
         self.check(self.batch, self.num_heads, n, m)
-        return self.tile(slice(0, self.batch), slice(0, n), slice(0, m), device)
+        return self.tile(slice(0, self.batch), slice(0, n), slice(0, m), device).expand(-1, -1, n, m)
 
     def tile(self, rows: slice, queries: slice, keys: slice, device: torch.device | str | None = None) -> Tensor:
-        """The part of the matrix for these rows, queries and keys: [rows or 1, H or 1, queries, keys]."""
+        """The part of the matrix for these rows, queries and keys; 1 in each dimension in which all is alike."""
         device = torch.device(device) if device is not None else self.device
         key = torch.arange(keys.start, keys.stop, device=device)  # [m]
         query = torch.arange(queries.start, queries.stop, device=device)[:, None]  # [n, 1]
@@ -132,7 +132,18 @@ class Mask:
             allowed = allowed & self._same_segment(query, rows, keys, device)
         if self.pattern is not None:
             allowed = allowed & part(self._pattern4(), rows, queries, keys).to(device)  # type: ignore[arg-type]
-        return allowed.expand(-1, -1, query.shape[-2], key.shape[0])
+        return allowed
+
+    def all_see(self, queries: slice, m: int) -> bool:
+        """Whether each of these queries surely may attend to some of m keys: itself, or the first."""
+        if self.pattern is not None or m == 0:
+            return False
+        _, last = self._offsets()
+        inside = not self._positional or queries.stop + last <= m
+        if self.lengths is None:
+            return inside
+        filled = self.lengths.numel() > 0 and int(self.lengths.min()) > 0
+        return filled and self.window is None and self.segments is None
 
     def span(self, queries: slice, m: int) -> slice:
         """The keys, of m, outside of which none of these queries may look, in any row."""

@@ -13,7 +13,7 @@ from weft.kernels.dropout import dropout
 from weft.kernels.mask import Mask
 from weft.layers.cache import KVCache
 from weft.layers.linear import Linear
-from weft.layers.positions import ShawRelative
+from weft.layers.relative import ShawRelative
 
 KeysValues = tuple[Tensor, Tensor]
 Rotation = Callable[[Tensor, Tensor], Tensor]

@@ -14,7 +14,7 @@ from weft.kernels.mask import Mask
 from weft.layers.attention import KeysValues, MultiHeadAttention, Rotation
 from weft.layers.cache import KVCache
 from weft.layers.linear import Linear
-from weft.layers.positions import ShawRelative
+from weft.layers.relative import ShawRelative
 
 Activation = Literal["relu", "gelu", "gelu_tanh", "swiglu"]
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {

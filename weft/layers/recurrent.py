@@ -1,195 +1,22 @@
 """Recurrence: h_t = f(x_t, h_{t−1}), as an encoder, as a decoder, and as a decoder that attends.
 
-The sequences run through torch's own modules, one layer at a time. All gates of a layer follow from
-its inputs and its states, so whoever listens gets them computed beside the run, for all positions
-at once. Only the decoder with attention has to go step by step: each context needs the state before.
+The sequences run through torch's own modules, one layer at a time (see cells.py). Only the decoder with
+attention has to go step by step: each context needs the state before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from weft import observe
 from weft.kernels.dropout import dropout as drop
 from weft.kernels.mask import Mask
+from weft.layers.cells import CellName, Gates, LayerState, RecurrentLayer, RecurrentState
 from weft.layers.gates import real_positions
 from weft.layers.linear import Linear
 from weft.layers.scores import ScoreAttention
-
-CellName = Literal["rnn", "gru", "lstm"]
-Gates = dict[str, Tensor]
-LayerState = tuple[Tensor, Tensor | None]  # hidden [B, D] and, of an LSTM, cell [B, D]
-
-
-class Formula(NamedTuple):
-    """One kind of recurrence: torch's module, its gates, and the state that they make.
-
-    The gates come from the products with the input, wx = W x_t + b, and with the state before,
-    uh = U h_{t−1} + b', each [..., gates · D] in torch's order. The cell state has no part in them.
-    """
-
-    module: Callable[..., nn.RNNBase]
-    gates: Callable[[Tensor, Tensor], Gates]
-    update: Callable[[Gates, Tensor, Tensor | None], LayerState]
-
-
-def _rnn_gates(wx: Tensor, uh: Tensor) -> Gates:
-    return {"state": (wx + uh).tanh()}
-
-
-def _rnn_update(gates: Gates, hidden: Tensor, cell: Tensor | None) -> LayerState:
-    return gates["state"], None
-
-
-def _gru_gates(wx: Tensor, uh: Tensor) -> Gates:
-    xr, xz, xn = wx.chunk(3, -1)
-    hr, hz, hn = uh.chunk(3, -1)
-    reset = (xr + hr).sigmoid()
-    return {"reset": reset, "update": (xz + hz).sigmoid(), "candidate": (xn + reset * hn).tanh()}
-
-
-def _gru_update(gates: Gates, hidden: Tensor, cell: Tensor | None) -> LayerState:
-    return torch.lerp(gates["candidate"], hidden, gates["update"]), None
-
-
-def _lstm_gates(wx: Tensor, uh: Tensor) -> Gates:
-    i, f, g, o = (wx + uh).chunk(4, -1)
-    return {"input": i.sigmoid(), "forget": f.sigmoid(), "candidate": g.tanh(), "output": o.sigmoid()}
-
-
-def _lstm_update(gates: Gates, hidden: Tensor, cell: Tensor | None) -> LayerState:
-    assert cell is not None
-    cell = gates["forget"] * cell + gates["input"] * gates["candidate"]
-    return gates["output"] * cell.tanh(), cell
-
-
-# h' = tanh(·) (Elman 1990); h' = (1 − z) n + z h (Cho et al. 2014); c' = f c + i g, h' = o tanh c'
-# (Hochreiter and Schmidhuber 1997, with the forget gate of Gers et al. 2000).
-CELLS: dict[str, Formula] = {
-    "rnn": Formula(nn.RNN, _rnn_gates, _rnn_update),
-    "gru": Formula(nn.GRU, _gru_gates, _gru_update),
-    "lstm": Formula(nn.LSTM, _lstm_gates, _lstm_update),
-}
-
-
-@dataclass(frozen=True, eq=False)
-class RecurrentState:
-    """What a stack of recurrent layers hands from one position to the next.
-
-    Attributes:
-        hidden: per layer [B, D]; of a bidirectional layer [B, 2·D], forward first.
-        cell: the same for an LSTM's cells, empty for the other kinds.
-    """
-
-    hidden: tuple[Tensor, ...]
-    cell: tuple[Tensor, ...] = ()
-
-    @staticmethod
-    def of(layers: Iterable[LayerState]) -> RecurrentState:
-        """The state of a stack from the states of its layers."""
-        hidden, cell = zip(*layers, strict=True)
-        return RecurrentState(hidden, tuple(c for c in cell if c is not None))
-
-    @property
-    def layers(self) -> list[LayerState]:
-        """The state of each layer."""
-        return list(zip(self.hidden, self.cell or (None,) * len(self.hidden), strict=True))
-
-    def select(self, rows: Tensor) -> RecurrentState:
-        """The state of the given rows [R] of the batch, in that order, repeats allowed."""
-        return RecurrentState(*(tuple(t.index_select(0, rows) for t in part) for part in (self.hidden, self.cell)))
-
-    @staticmethod
-    def cat(states: Sequence[RecurrentState]) -> RecurrentState:
-        """The states of several batches as the state of one."""
-        hidden = zip(*(state.hidden for state in states), strict=True)
-        cell = zip(*(state.cell for state in states), strict=True)
-        return RecurrentState(tuple(map(torch.cat, hidden)), tuple(map(torch.cat, cell)))
-
-
-class RecurrentLayer(nn.Module):
-    """One recurrent layer, in one direction or two, that shows its gates.
-
-    Recorded, per direction and gate, as [B, N, dim] (zero at padding): "forward.input",
-    "backward.forget", … LSTM: input, forget, candidate, output. GRU: reset, update, candidate.
-    RNN, which has no gates: state.
-    """
-
-    def __init__(self, cell: CellName, input_dim: int, dim: int, bidirectional: bool = False) -> None:
-        super().__init__()
-        if cell not in CELLS:
-            raise ValueError(f"cell must be one of {', '.join(CELLS)}, not {cell!r}")
-        self.formula = CELLS[cell]
-        self.has_cell = cell == "lstm"
-        self.directions = 2 if bidirectional else 1
-        self.rnn = self.formula.module(input_dim, dim, batch_first=True, bidirectional=bidirectional)
-
-    def start(self, like: Tensor) -> LayerState:
-        """A state of zeros for the batch, dtype and device of ``like``[B, …]."""
-        zeros = like.new_zeros(like.shape[0], self.directions * self.rnn.hidden_size)
-        return zeros, zeros if self.has_cell else None
-
-    def forward(self, x: Tensor, lengths: Tensor | None, state: LayerState) -> tuple[Tensor, LayerState]:
-        """Run over x[B, N, input_dim], of which lengths[B] are real: outputs[B, N, D], the last state."""
-        packed = x if lengths is None else _pack(x, lengths)
-        first = tuple(self._split(part) for part in state if part is not None)
-        outputs, last = self.rnn(packed, first if self.has_cell else first[0])
-        if lengths is not None:
-            outputs = pad_packed_sequence(outputs, batch_first=True, total_length=x.shape[1])[0]
-        observe.see(self, "gates", lambda: self._beside(x, lengths, state[0], outputs))
-        hidden, cell = last if self.has_cell else (last, None)
-        return outputs, (self._join(hidden), None if cell is None else self._join(cell))
-
-    def product(self, x: Tensor, suffix: str = "") -> Tensor:
-        """W x + b for x[..., ≤ input_dim], which may be the first part of the input: [..., gates · dim]."""
-        return F.linear(x, self.parameter("weight_ih", suffix)[:, : x.shape[-1]], self.parameter("bias_ih", suffix))
-
-    def gates(self, wx: Tensor, hidden: Tensor, suffix: str = "") -> Gates:
-        """The gates from wx = W x + b and the hidden state before, by name, each [..., dim]."""
-        uh = F.linear(hidden, self.parameter("weight_hh", suffix), self.parameter("bias_hh", suffix))
-        return self.formula.gates(wx, uh)
-
-    def parameter(self, name: str, suffix: str = "") -> Tensor:
-        """A parameter by torch's name, weight_ih, bias_hh, …; the suffix "_reverse" for the backward direction."""
-        found: Tensor = getattr(self.rnn, f"{name}_l0{suffix}")
-        return found
-
-    def show(self, steps: Sequence[Gates]) -> None:
-        """Show the gates of a run that was made step by step."""
-        observe.see(self, "gates", lambda: {f"forward.{k}": torch.stack([s[k] for s in steps], 1) for k in steps[0]})
-
-    def _beside(self, x: Tensor, lengths: Tensor | None, first: Tensor, outputs: Tensor) -> Gates:
-        """The gates of every position, from the inputs and the states that the fast run made."""
-        positions = torch.arange(x.shape[1], device=x.device)[:, None]  # [N, 1]
-        ends = positions[-1:] if lengths is None else lengths.to(x.device)[:, None, None] - 1
-        real = None if lengths is None else real_positions(x, lengths)
-        ways = (("forward", "", 0, 1), ("backward", "_reverse", ends, -1))[: self.directions]
-        parts = zip(ways, outputs.chunk(self.directions, -1), first.chunk(self.directions, -1), strict=True)
-        seen = {}
-        for (direction, suffix, start, shift), states, h0 in parts:
-            before = torch.where(positions == start, h0[:, None], states.roll(shift, 1))  # [B, N, dim]
-            for name, gate in self.gates(self.product(x, suffix), before, suffix).items():
-                seen[f"{direction}.{name}"] = gate if real is None else gate.masked_fill(~real, 0.0)
-        return seen
-
-    def _split(self, part: Tensor) -> Tensor:
-        """[B, directions · dim] -> torch's [directions, B, dim]."""
-        return part.reshape(part.shape[0], self.directions, -1).transpose(0, 1).contiguous()
-
-    def _join(self, part: Tensor) -> Tensor:
-        """Torch's [directions, B, dim] -> [B, directions · dim]."""
-        return part.transpose(0, 1).flatten(1)
-
-
-def _pack(x: Tensor, lengths: Tensor) -> PackedSequence:
-    return pack_padded_sequence(x, lengths.to("cpu", torch.int64), batch_first=True, enforce_sorted=False)
 
 
 class _Stack(nn.Module):
