@@ -250,3 +250,23 @@ def test_no_matrix_is_made_for_causal_window_and_packed(mask: Mask, monkeypatch:
     q = torch.randn(1, 2, n, 8, requires_grad=True)
     attend(q, q, q, mask).sum().backward()
     assert max(sizes, default=0) <= n * n / 8
+
+
+def test_a_mask_used_again_answers_the_question_that_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a mask remembers is right for the same question only: another length, dtype or part is another one."""
+    made, asked = Mask.tile, []
+
+    def tile(self: Mask, *args: object) -> Tensor:
+        asked.append(args)
+        return made(self, *args)
+
+    monkeypatch.setattr(Mask, "tile", tile)
+    mask = Mask(causal=True, lengths=torch.tensor([3, 2]))
+    for n, dtype in ((3, torch.float32), (5, torch.float32), (5, torch.float64), (3, torch.float32)):
+        q = torch.randn(2, 1, n, 4, dtype=dtype)
+        torch.testing.assert_close(attend(q, q, q, mask), attention.reference(q, q, q, mask, None, None, 0.0))
+    q = torch.randn(2, 1, 4, 4)
+    attend(q, q, q, mask)
+    before = len(asked)
+    attend(q, q, q, mask)
+    assert len(asked) == before

@@ -103,6 +103,7 @@ def test_the_hash_has_no_pattern_that_dropout_could_show(key: int) -> None:
 
 def test_parts_of_one_key_do_not_overlap() -> None:
     whole = keep_mask((1 << 20,), 0.5, 7)
+    assert abs(correlation(whole[: 1 << 19], whole[1 << 19 :])) < 5.5  # the hash works in blocks
     later = keep_mask((1 << 20,), 0.5, 7, start=1 << 20)
     assert abs(correlation(whole, later)) < 5.5
     assert torch.equal(later, keep_mask((1 << 20,), 0.5, 7, start=1 << 20))

@@ -272,9 +272,9 @@ def _tile_weights(tile: _Tile, q: Tensor, k: Tensor, bias: Tensor | None, plan: 
 def _barrier(mask: Mask, tile: _Tile, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
     """0 where a query of the tile may attend and as good as −∞ where not, and which queries may attend nowhere, if any.
 
-    To add it is vectorised and broadcast: masked_fill_ on the scores takes several times as long. Queries that may
-    attend nowhere are left open, as the softmax of nothing is NaN. All layers of a model ask the same mask the
-    same question, so the last answer is remembered where it is small.
+    To add it is vectorised and broadcast: masked_fill_ on the scores takes several times as long. It is finite, since
+    the softmax of nothing but −∞ is NaN. All layers of a model ask the same mask the same question, so the last
+    answer is remembered where it is small.
     """
     memory, question = mask.memory, (*map(_ends, (tile.rows, tile.queries, tile.keys)), dtype)
     if question in memory:
@@ -285,8 +285,7 @@ def _barrier(mask: Mask, tile: _Tile, dtype: torch.dtype) -> tuple[Tensor, Tenso
     if not mask.all_see(tile.queries, tile.num_keys):
         empty = ~allowed.any(-1, keepdim=True)
         empty = empty if bool(empty.any()) else None
-    opened = allowed if empty is None else allowed | empty
-    barrier = opened.view(torch.uint8).to(dtype).sub_(1).mul_(torch.finfo(dtype).max)  # faster than masked_fill
+    barrier = allowed.view(torch.uint8).to(dtype).sub_(1).mul_(torch.finfo(dtype).max)  # faster than masked_fill
     answer = barrier, empty
     if tile.whole:
         memory.clear()

@@ -150,11 +150,11 @@ class MultiHeadAttention(nn.Module):
         positions = cache.lengths[:, None] + torch.arange(x.shape[1], device=x.device)  # [B, T]
         if rotary is not None:
             q, k = rotary(q, positions), rotary(k, positions)
-        visible = Mask(causal=True, offset=cache.lengths)
+        visible = Mask(causal=True, offset=cache.lengths)  # nor does it show what lies behind a shorter row's end
         if mask is not None:
             visible = visible & mask.at(cache.lengths)
         cache = cache.append(k, v)
-        return self._attend(q, cache.keys, cache.values, visible & cache.mask, bias, positions), cache
+        return self._attend(q, cache.keys, cache.values, visible, bias, positions), cache
 
     def _queries(self, x: Tensor) -> Tensor:
         queries: Tensor = self.query_norm(self._heads(self.query(x), self.num_heads))

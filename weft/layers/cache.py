@@ -12,8 +12,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from weft.kernels.mask import Mask
-
 _ROOM = 64  # capacity grows by half, to a multiple of this
 
 
@@ -49,11 +47,6 @@ class KVCache:
     def longest(self) -> int:
         """The length of the longest row."""
         return int(self.lengths.max()) if len(self.lengths) else 0
-
-    @property
-    def mask(self) -> Mask:
-        """Hides from a query what lies behind its row's end."""
-        return Mask(lengths=self.lengths)
 
     @property
     def keys(self) -> Tensor:

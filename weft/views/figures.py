@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 Line = tuple[Sequence[float], Sequence[float]]  # x and y of a curve
 
-INK = ("#ffffff", "#6aa5d8", "#0b3a75")  # a hue of even steps in lightness
-SIGNED = ("#a8430f", "#ffffff", "#0b3a75")  # for values around 0
+INK = ("#ffffff", "#5f97cb", "#0a2f66")  # one hue, in even steps of CIE lightness
+SIGNED = ("#a8430f", "#ffffff", "#0a2f66")  # for values around 0
 HATCH = "#b9bec6"
 # Told apart without colour vision (Okabe and Ito 2008), and by their dashes too.
 LINES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000", "#8a8a8a")
@@ -161,7 +161,7 @@ def lines(plots: Mapping[str, Mapping[str, Line]], across: str, caption: str = "
 def save(figure: Figure, path: str | Path) -> None:
     """Write the figure; the same figure gives the same bytes."""
     metadata = {"Software": None} if str(path).lower().endswith(".png") else None
-    figure.savefig(path, dpi=130, facecolor="white", metadata=metadata)
+    figure.savefig(path, dpi=120, facecolor="white", metadata=metadata)
 
 
 def _figure(wide: float, high: float) -> Figure:
