@@ -25,8 +25,9 @@ from torch import Tensor, nn
 from benchmarks import timing
 from weft.kernels.mask import Mask
 from weft.layers.attention import MultiHeadAttention
+from weft.layers.cells import RecurrentState
 from weft.layers.convolution import GatedConvolution
-from weft.layers.recurrent import RecurrentEncoder, RecurrentState
+from weft.layers.recurrent import RecurrentEncoder
 
 BATCH, DIM, NUM_HEADS, KERNEL_SIZE = 4, 128, 4, 5
 LENGTHS = [64, 128, 256, 512, 1024, 2048, 4096]

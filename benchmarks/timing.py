@@ -66,19 +66,26 @@ def peak_memory(call: Callable[[], object]) -> int:
     """How many bytes of memory a call needs at its peak, above what was in use before it.
 
     It is the process' resident memory as Linux counts it, thus with the scratch memory that torch's own
-    counters do not see. The peak is reset and free memory is given back before the call. A call before
-    that one loads libraries and fills caches that stay. Right to within about a megabyte.
+    counters do not see. The peak is reset before the call, and meanwhile every large block comes from the
+    system and goes back at once, so that memory which lies free is neither counted nor used unseen. A call
+    before that one loads libraries and fills caches that stay. Right to within about a megabyte. Memory is
+    steady afterwards (see ``steady_memory``).
 
     Raises:
         OSError: where Linux's /proc does not tell.
     """
-    call()
-    gc.collect()
-    _libc_call("malloc_trim", 0)  # else memory that lies free in the heap would be used again, unseen
-    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # 5: the peak starts from here
-    before = _status("VmRSS")
-    call()
-    return max(0, _status("VmHWM") - before)
+    for parameter, value in ((_MMAP_THRESHOLD, 1 << 16), (_TRIM_THRESHOLD, 1 << 16), (_TOP_PAD, 0)):
+        _libc_call("mallopt", parameter, value)
+    try:
+        call()
+        gc.collect()
+        _libc_call("malloc_trim", 0)
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # 5: the peak starts from here
+        before = _status("VmRSS")
+        call()
+        return max(0, _status("VmHWM") - before)
+    finally:
+        steady_memory()
 
 
 def steady_memory() -> bool:
