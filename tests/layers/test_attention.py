@@ -138,7 +138,7 @@ def test_shaws_relative_positions_against_the_formula() -> None:
 def test_recording_changes_no_bit_and_shows_the_references_weights(name: str, n: int, dtype: torch.dtype) -> None:
     attention = variant(name).float().train()
     attention.dropout = 0.3
-    x = torch.randn(2, n, DIM).to(dtype if "shaw" not in name and name != "normed" else torch.float32)
+    x = torch.randn(2, n, DIM).to(dtype)
     mask = Mask(causal=True, lengths=torch.tensor([n, n // 2]))
     torch.manual_seed(1)
     without = attention(x, mask=mask)
@@ -155,9 +155,8 @@ def test_recording_changes_no_bit_and_shows_the_references_weights(name: str, n:
     bias = None
     if attention.relative is not None:
         bias = attention.relative(q, torch.arange(n), torch.arange(n)) * attention.head_dim**-0.5
-        bias = bias.double()
     exact = attention_weights(q.double(), k.double(), mask, bias)
-    assert (weights - exact).abs().max() <= (1e-6 if x.dtype == torch.float32 else 1e-2)
+    assert (weights - exact).abs().max() <= 1e-6
 
 
 def test_heads_are_independent_attentions_concatenated() -> None:

@@ -80,8 +80,10 @@ def test_without_residual_and_norm_only_the_functions_are_left() -> None:
     assert torch.equal(block(x), block.feed_forward(block.attention(x)))
 
 
-def test_bf16_activations_with_fp32_parameters() -> None:
-    block = EncoderBlock(BlockConfig(16, 4, 32, norm_first=False))
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("name", CONFIGS)
+def test_bf16_activations_with_fp32_parameters(name: str) -> None:
+    block = EncoderBlock(CONFIGS[name])
     x = torch.randn(2, 3, 16)
     out = block(x.bfloat16())
     assert out.dtype == torch.bfloat16

@@ -63,9 +63,9 @@ def attention_weights(
 ) -> Tensor:
     """The weights [B, H, N, M] = softmax over the allowed keys of scale · q kᵀ + bias: the reference.
 
-    A query that may attend nowhere gets weights of zero.
+    They are computed, and given, in fp32 at least. A query that may attend nowhere gets weights of zero.
     """
-    k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
+    q, k = _wide(q), _wide(k).repeat_interleave(q.shape[1] // k.shape[1], dim=1)
     scores = q @ k.transpose(-2, -1) * _scale(q, scale)  # [B, H, N, M]
     if bias is not None:
         scores = scores + bias
@@ -82,18 +82,16 @@ def pick(q: Tensor, k: Tensor, v: Tensor, mask: Mask | None, bias: Tensor | None
 
     torch's kernel needs the mask as a matrix unless it is plain causality, and under dropout or another width of
     values it is the plain formula: then tiles. Otherwise it has a high cost per head, which long sequences
-    repay: from 512 on it takes as long as tiles without a mask (34.6 and 35.6 ms for 2×8 heads) and keeps no
-    weights. With a causal mask tiles skip the future and stay ahead to 1,024 (85 and 99 ms), unless the weights
-    are too many to keep. At length 16 tiles take half its time (10.2 and 20.5 ms for 512×8 heads).
+    repay: tiles take half its time at length 16 and the same from 1,024 on, where it keeps no weights. Where
+    there are too many to keep, tiles would have to make them twice, and it is ahead from 256 on.
     """
     if q.device.type != "cpu":
         return "sdpa"
     n, m = q.shape[2], k.shape[2]
-    causal = mask is not None and _only_causal(mask, n, m)
-    plain = (mask is None or mask.open or causal) and bias is None and dropout == 0.0 and q.shape[-1] == v.shape[-1]
-    if not plain or n * m < SDPA_FROM:
+    easy = mask is None or mask.open or _only_causal(mask, n, m)
+    if not easy or bias is not None or dropout > 0.0 or q.shape[-1] != v.shape[-1]:
         return "tiled"
-    return "tiled" if causal and n * m < SDPA_FROM_CAUSAL and _few(q, k) else "sdpa"
+    return "sdpa" if n * m >= (SDPA_FROM if _few(q, k) else SDPA_FROM_MANY) else "tiled"
 
 
 def check(q: Tensor, k: Tensor, v: Tensor, mask: Mask | None, bias: Tensor | None) -> None:
@@ -128,9 +126,9 @@ def reference(
     """The formula as it stands. With dropout it draws as ``tiled`` does for one tile."""
     weights = attention_weights(q, k, mask, bias, scale)
     if dropout > 0.0:
-        weights = weights * keep_mask(tuple(weights.shape), dropout, draw_key(), dtype=q.dtype).to(q.device)
-        weights = weights / keep_rate(dropout)
-    return weights @ v.repeat_interleave(q.shape[1] // v.shape[1], dim=1)
+        mask_of_kept = keep_mask(tuple(weights.shape), dropout, draw_key(), dtype=weights.dtype)
+        weights = weights * mask_of_kept.to(q.device) / keep_rate(dropout)
+    return (weights @ _wide(v).repeat_interleave(q.shape[1] // v.shape[1], dim=1)).to(q.dtype)
 
 
 def sdpa(
@@ -165,7 +163,7 @@ def tiled(
 
 WAYS: dict[str, Callable[..., Tensor]] = {"reference": reference, "sdpa": sdpa, "tiled": tiled}
 
-SDPA_FROM, SDPA_FROM_CAUSAL = 512 * 512, 1024 * 1024  # scores a head
+SDPA_FROM, SDPA_FROM_MANY = 1024 * 1024, 256 * 256  # scores a head, where the weights are few and where they are many
 _KEPT = 1 << 25  # so many weights are kept for the backward pass (128 MiB in fp32); making them again costs 25%
 _TILE = 1 << 22  # so many scores make a tile (16 MiB in fp32); smaller ones pay for more calls
 _QUERIES = 128  # so many queries make a tile where that spares keys or memory

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from functools import cached_property
+from functools import cached_property, reduce
 from typing import Any
 
 import torch
@@ -116,23 +116,32 @@ class Mask:
         """The part of the matrix for these rows, queries and keys; 1 in each dimension in which all is alike."""
         device = torch.device(device) if device is not None else self.device
         key = torch.arange(keys.start, keys.stop, device=device)  # [m]
-        query = torch.arange(queries.start, queries.stop, device=device)[:, None]  # [n, 1]
-        query = query + _column(self.offset, rows, device)  # [B or 1, 1, n, 1]
-        allowed = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device)
+        conditions = []
+        if self._positional:
+            query = torch.arange(queries.start, queries.stop, device=device)[None, None, :, None]
+            query = query + _column(self.offset, rows, device)  # [B or 1, 1, n, 1]
+            conditions = self._by_position(query, key, rows, keys)
+        if self.lengths is not None:
+            conditions.append(key < _column(self.lengths, rows, device))
+        if self.pattern is not None:
+            conditions.append(part(self._pattern4(), rows, queries, keys).to(device))  # type: ignore[arg-type]
+        if not conditions:
+            return torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device)
+        return reduce(torch.logical_and, conditions)
+
+    def _by_position(self, query: Tensor, key: Tensor, rows: slice, keys: slice) -> list[Tensor]:
+        """What causal, window and segments allow to queries at these positions [B or 1, 1, n, 1]."""
+        conditions = []
         if self.causal:
             seen = key <= query
             if self.prefix is not None:
-                seen = seen | (key < _column(self.prefix, rows, device))
-            allowed = allowed & seen
+                seen = seen | (key < _column(self.prefix, rows, key.device))
+            conditions.append(seen)
         if self.window is not None:
-            allowed = allowed & ((query - key).abs() < self.window)
-        if self.lengths is not None:
-            allowed = allowed & (key < _column(self.lengths, rows, device))
+            conditions.append((query - key).abs() < self.window)
         if self.segments is not None:
-            allowed = allowed & self._same_segment(query, rows, keys, device)
-        if self.pattern is not None:
-            allowed = allowed & part(self._pattern4(), rows, queries, keys).to(device)  # type: ignore[arg-type]
-        return allowed
+            conditions.append(self._same_segment(query, rows, keys, key.device))
+        return conditions
 
     def all_see(self, queries: slice, m: int) -> bool:
         """Whether each of these queries surely may attend to some of m keys: itself, or the first."""
@@ -257,10 +266,10 @@ class Mask:
         return self.causal or self.window is not None or self.segments is not None
 
 
-def _column(value: int | Tensor, rows: slice, device: torch.device) -> Tensor:
-    """A number or one per row, as [B or 1, 1, 1, 1]."""
+def _column(value: int | Tensor, rows: slice, device: torch.device) -> int | Tensor:
+    """A number, or one per row as [B or 1, 1, 1, 1]."""
     if isinstance(value, int):
-        return torch.full((1, 1, 1, 1), value, device=device)
+        return value
     return (value if value.shape[0] == 1 else value[rows]).to(device).view(-1, 1, 1, 1)
 
 

@@ -13,6 +13,7 @@ from weft.kernels.dropout import dropout
 from weft.kernels.mask import Mask
 from weft.layers.cache import KVCache
 from weft.layers.linear import Linear
+from weft.layers.norms import RMSNorm
 from weft.layers.relative import ShawRelative
 
 KeysValues = tuple[Tensor, Tensor]
@@ -83,8 +84,8 @@ class MultiHeadAttention(nn.Module):
         self.key = Linear(width, kv_heads * self.head_dim, bias)
         self.value = Linear(width, kv_heads * self.head_dim, bias)
         self.output = Linear(num_heads * self.head_dim, dim, bias)
-        self.query_norm = nn.RMSNorm(self.head_dim) if qk_norm else nn.Identity()
-        self.key_norm = nn.RMSNorm(self.head_dim) if qk_norm else nn.Identity()
+        self.query_norm = RMSNorm(self.head_dim) if qk_norm else nn.Identity()
+        self.key_norm = RMSNorm(self.head_dim) if qk_norm else nn.Identity()
 
     def keys_values(self, memory: Tensor) -> KeysValues:
         """Keys and values [B, G, M, head_dim] of memory [B, M, D]: made once, attended to at every step."""
@@ -175,8 +176,8 @@ class MultiHeadAttention(nn.Module):
         observe.see(self, "weights", lambda: {"weights": attention_weights(q, k, mask, bias)})
         if self.relative is not None and self.relative.value_vectors is not None:
             weights = dropout(attention_weights(q, k, mask, bias), p)  # the values' vectors need them all
-            heads = weights @ v.repeat_interleave(self.num_heads // self.num_kv_heads, dim=1)
-            heads = heads + self.relative.values(weights, positions, key_positions)
+            heads = weights @ v.to(weights.dtype).repeat_interleave(self.num_heads // self.num_kv_heads, dim=1)
+            heads = (heads + self.relative.values(weights, positions, key_positions)).to(v.dtype)
         else:
             heads = attend(q, k, v, mask, bias, dropout=p)
         output: Tensor = self.output(heads.transpose(1, 2).flatten(2))

@@ -14,6 +14,7 @@ from weft.kernels.mask import Mask
 from weft.layers.attention import KeysValues, MultiHeadAttention, Rotation
 from weft.layers.cache import KVCache
 from weft.layers.linear import Linear
+from weft.layers.norms import RMSNorm
 from weft.layers.relative import ShawRelative
 
 Activation = Literal["relu", "gelu", "gelu_tanh", "swiglu"]
@@ -87,7 +88,7 @@ class BlockConfig:
         """The norm of this configuration; a stack of pre-norm blocks ends with one more."""
         if self.norm == "layer":
             return nn.LayerNorm(self.dim, eps=self.norm_eps, bias=self.bias)
-        return nn.RMSNorm(self.dim, eps=self.norm_eps) if self.norm == "rms" else nn.Identity()
+        return RMSNorm(self.dim, eps=self.norm_eps) if self.norm == "rms" else nn.Identity()
 
 
 class FeedForward(nn.Module):

@@ -57,7 +57,7 @@ class ShawRelative(nn.Module):
         """q_i · a_{clip(j − i)} for q[B, H, N, D]: [B, H, N, M], unscaled: the bias is this times the scores' scale."""
         check_positions(query_positions, q.shape[0], q.shape[2])
         index = self._index(query_positions, key_positions)
-        by_distance = q @ self.key_vectors.T  # [B, H, N, 2 · max_distance + 1]
+        by_distance = q.to(self.key_vectors.dtype) @ self.key_vectors.T  # [B, H, N, 2 · max_distance + 1]
         return by_distance.gather(-1, index.expand(*q.shape[:3], -1))
 
     def values(self, weights: Tensor, query_positions: Tensor, key_positions: Tensor) -> Tensor:
@@ -67,6 +67,7 @@ class ShawRelative(nn.Module):
         check_positions(query_positions, weights.shape[0], weights.shape[2])
         check_positions(key_positions, weights.shape[0], weights.shape[3])
         index = self._index(query_positions, key_positions)
+        weights = weights.to(self.value_vectors.dtype)
         by_distance = weights.new_zeros(*weights.shape[:3], len(self.value_vectors))
         return by_distance.scatter_add(-1, index.expand(weights.shape), weights) @ self.value_vectors
 
