@@ -105,6 +105,16 @@ def test_another_thread_is_not_heard() -> None:
     assert len(seen) == 0
 
 
+def test_a_compiled_model_runs_eagerly_and_is_heard() -> None:
+    model, x = Twice(), torch.randn(1, 3, 8)
+    compiled = torch.compile(model, backend="eager")
+    expected = compiled(x)
+    for listened in (model, compiled):
+        with weft.record(listened) as seen:
+            assert torch.equal(compiled(x), expected)
+        assert [entry.name for entry in seen] == ["shared", "shared", "block.attention"]
+
+
 def test_nothing_is_left_on_a_module() -> None:
     model, x = Twice(), torch.randn(1, 3, 8)
     before = {name: set(vars(module)) for name, module in model.named_modules()}

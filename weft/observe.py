@@ -14,8 +14,10 @@ are bit-identical with and without a listener.
 
 from __future__ import annotations
 
+import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -67,6 +69,7 @@ class Record:
 
     entries: list[Seen] = field(default_factory=list)
     _names: dict[nn.Module, str] = field(default_factory=dict, repr=False)
+    _calls: Counter[str] = field(default_factory=Counter, repr=False)
 
     def calls(self, name: str) -> list[Seen]:
         """All calls of the module ``name``, first to last."""
@@ -114,13 +117,13 @@ class Record:
 
     def _add(self, module: nn.Module, kind: str, values: dict[str, Tensor]) -> None:
         name = self._names[module]
-        call = sum(entry.name == name for entry in self.entries)
-        self.entries.append(Seen(name, kind, call, values))
+        self.entries.append(Seen(name, kind, self._calls[name], values))
+        self._calls[name] += 1
 
 
 def see(module: nn.Module, kind: str, make: Callable[[], dict[str, Tensor]]) -> None:
     """Show what ``module`` is doing to whoever listens; ``make`` is called only then."""
-    if torch.compiler.is_compiling():  # a compiled step runs eagerly while observed
+    if torch.compiler.is_compiling():  # while somebody listens nothing is compiled, see record
         return
     listeners = [record for record in _listeners.get() if module in record._names]
     if listeners:
@@ -139,6 +142,8 @@ def listening() -> bool:
 def record(model: nn.Module, names: str | Iterable[str] | None = None) -> Iterator[Record]:
     """Collect what the attentions and gates of ``model`` show while the block runs.
 
+    A compiled model runs eagerly in the block, as does everything else that torch.compile made.
+
     Args:
         model: any module; entries are named as in ``model.named_modules()``.
         names: shell-style patterns of the modules to listen to (``"decoder.*"``), all if None.
@@ -155,9 +160,13 @@ def record(model: nn.Module, names: str | Iterable[str] | None = None) -> Iterat
                 hint = f"; did you mean {near[0]!r}?" if near else ""
                 raise ValueError(f"no module matches {pattern!r}{hint}")
         modules = {n: m for n, m in modules.items() if any(fnmatchcase(n, p) for p in patterns)}
-    seen = Record(_names={module: name for name, module in modules.items()})
+    seen = Record(_names={module: name.replace("_orig_mod.", "") for name, module in modules.items()})
     token = _listeners.set((*_listeners.get(), seen))
+    # Importing the compiler takes seconds; where nobody has, nothing is compiled.
+    compiled = "torch._dynamo" in sys.modules
     try:
-        yield seen
+        with torch.compiler.set_stance("force_eager") if compiled else nullcontext():
+            yield seen
     finally:
         _listeners.reset(token)
+        seen._names.clear()

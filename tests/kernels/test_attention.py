@@ -61,6 +61,9 @@ def problems(draw: st.DrawFn) -> tuple[tuple[Tensor, ...], Mask | None, Tensor |
     )
     wide = [draw(st.booleans()) for _ in range(4)]
     bias = normal(*(x if w else 1 for x, w in zip((b, h, n, m), wide, strict=True))) if draw(st.booleans()) else None
+    if bias is not None and draw(st.booleans()):  # −∞ closes keys, perhaps all of a query's
+        closed = torch.rand(bias.shape, generator=generator) < 0.4
+        bias = bias.detach().masked_fill(closed, float("-inf")).requires_grad_()
     qkv = (normal(b, h, n, d), normal(b, groups, m, d), normal(b, groups, m, d))
     return qkv, mask if draw(st.booleans()) else None, bias
 
@@ -77,6 +80,7 @@ def test_each_way_equals_the_formula(
     if mask is not None:
         allowed = mask.dense(n, m).expand(b, h, n, m)
     added = torch.zeros(b, h, n, m, dtype=torch.float64) if bias is None else bias.expand(b, h, n, m)
+    allowed = allowed & (added != float("-inf"))
     expected = loop(q, k, v, allowed, added, d**-0.5 if scale is None else scale)
     with pytest.MonkeyPatch.context() as patch:  # small tiles and no memory, so that every branch runs
         patch.setattr(attention, "_TILE", tile)
@@ -218,6 +222,9 @@ def test_a_bias_that_does_not_fit_is_named() -> None:
         attend(q, q, q, bias=torch.zeros(3, 3))
     with pytest.raises(ValueError, match="floating point"):
         attend(q, q, q, bias=torch.ones(1, 1, 3, 3, dtype=torch.bool))
+    for p in (1.0, -0.5):
+        with pytest.raises(ValueError, match="dropout must be at least 0 and less than 1"):
+            attend(q, q, q, dropout=p)
 
 
 def test_the_rule_takes_torch_for_long_plain_attention_and_tiles_for_the_rest() -> None:

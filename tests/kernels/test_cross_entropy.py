@@ -112,6 +112,13 @@ class Largest(TorchDispatchMode):
         return out
 
 
+def test_words_that_a_bias_of_minus_infinity_bans() -> None:
+    hidden, weight = torch.randn(3, 4), torch.randn(5, 4)
+    bias, targets = torch.tensor([0.0, 0.0, float("-inf"), 0.0, 0.0]), torch.tensor([0, 1, 4])
+    expected = F.cross_entropy(hidden @ weight.T + bias, targets, reduction="sum")
+    torch.testing.assert_close(linear_cross_entropy(hidden, weight, targets, bias).total, expected)
+
+
 @pytest.mark.parametrize("what", ["cross entropy", "divergence"])
 def test_nothing_of_the_size_of_all_logits_is_made(what: str) -> None:
     rows, vocab_size = 4096, 50_000
@@ -190,3 +197,8 @@ def test_bad_input_is_named() -> None:
         linear_cross_entropy(hidden, weight, torch.tensor([0, 1, 2]), smoothing=1.5)
     with pytest.raises(ValueError, match="differ in shape"):
         linear_divergence(hidden, hidden[:2], weight)
+    for keep in (torch.tensor([True, False]), torch.tensor([1, 0, 2])):
+        with pytest.raises(ValueError, match=r"keep must be boolean \[3\]"):
+            linear_divergence(hidden, hidden, weight, keep=keep)
+    with pytest.raises(ValueError, match="hidden is torch.float16 and weight torch.float32"):
+        linear_cross_entropy(hidden.half(), weight, torch.tensor([0, 1, 2]))

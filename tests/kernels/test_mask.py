@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -46,7 +47,7 @@ def masks(draw: st.DrawFn, n: int, m: int, offset: int | Tensor) -> Mask:
     return Mask(
         causal=causal,
         window=maybe(st.integers(1, m + 1)),
-        lengths=maybe(integers(m + 1, BATCH)),
+        lengths=maybe(integers(m, BATCH)),
         segments=maybe(integers(2, BATCH, m)),
         prefix=maybe(st.integers(0, m + 1) | integers(m + 1, BATCH)) if causal else None,
         pattern=maybe(patterns(n, m)),
@@ -179,6 +180,8 @@ def test_batch_is_the_number_of_rows_told_apart() -> None:
         ({"lengths": torch.tensor([3.0, 1.0])}, "lengths must be whole numbers, not float32"),
         ({"lengths": torch.tensor([True])}, "lengths must be whole numbers, not bool"),
         ({"lengths": 3}, "lengths must be a tensor"),
+        ({"lengths": [3, 2]}, r"lengths must be a torch tensor of whole numbers, not list \[3, 2\]"),
+        ({"pattern": np.ones((2, 2), dtype=bool)}, "pattern must be a torch tensor, not ndarray"),
         ({"lengths": torch.tensor([[3]])}, r"lengths must have 1 dimension, not shape \[1, 1\]"),
         ({"segments": torch.tensor([1, 2])}, r"segments must have 2 dimensions, not shape \[2\]"),
         ({"pattern": torch.ones(2, 2)}, "pattern must be boolean.*not float32"),
@@ -186,7 +189,7 @@ def test_batch_is_the_number_of_rows_told_apart() -> None:
         ({"prefix": 2}, "prefix opens keys that causal=True closes"),
         ({"prefix": -2, "causal": True}, "prefix must be ≥ 0, not -2"),
         ({"offset": -1}, "offset must be ≥ 0, not -1"),
-        ({"offset": 1.5}, "offset must be whole numbers, not 1.5"),
+        ({"offset": 1.5}, "offset must be a torch tensor of whole numbers, not float 1.5"),
         ({"window": 0}, "window must be a whole number ≥ 1, not 0"),
         ({"window": True}, "window must be a whole number ≥ 1, not True"),
         ({"window": 2.5}, "window must be a whole number ≥ 1, not 2.5"),
@@ -205,6 +208,7 @@ def test_bad_fields_are_refused(fields: dict[str, Any], message: str) -> None:
     ("mask", "message"),
     [
         (Mask(lengths=torch.tensor([1, 2, 3])), "lengths has 3 rows, but the batch has 2"),
+        (Mask(lengths=torch.tensor([1, 9])), "lengths go up to 9, but there are 5 keys"),
         (Mask(causal=True, offset=torch.tensor([1, 2, 3])), "offset has 3 rows, but the batch has 2"),
         (Mask(segments=torch.zeros(2, 6, dtype=torch.long)), "segments cover 6 positions, but there are 5 keys"),
         (Mask(pattern=torch.ones(4, 6, dtype=torch.bool)), r"pattern \[4, 6\] does not fit.*queries 4, keys 5"),
@@ -250,3 +254,11 @@ def test_a_tile_is_a_part_of_the_matrix_and_nothing_lies_outside_the_span(data: 
     outside = torch.ones(m, dtype=torch.bool)
     outside[seen] = False
     assert not whole[:, :, queries, outside].any()
+
+
+def test_a_mask_is_a_value() -> None:
+    lengths = torch.tensor([3, 3])
+    mask = Mask(lengths=lengths)
+    before = mask.dense(1, 3).clone()
+    lengths[1] = 1
+    assert torch.equal(mask.dense(1, 3), before)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from itertools import pairwise
 
 import pytest
@@ -159,6 +160,53 @@ def test_recording_changes_no_bit_and_shows_the_references_weights(name: str, n:
     assert (weights - exact).abs().max() <= 1e-6
 
 
+@pytest.mark.parametrize("kind", ["cross", "rotary", "bias", "step"])
+@pytest.mark.parametrize("name", VARIANTS)
+def test_recording_is_exact_in_every_use(name: str, kind: str) -> None:
+    """Bit-identical outputs, and weights that equal the formula on the layer's own queries and keys to 1e-6."""
+    attention, n = variant(name).float(), 6
+    x, memory = torch.randn(2, n, DIM), torch.randn(2, 4, DIM)
+    turn = Rotary(attention.head_dim) if kind == "rotary" else None
+    bias = torch.randn(1, HEADS, n, n) if kind == "bias" else None
+    _, past = attention.step(torch.randn(2, 3, DIM), KVCache.empty(2))
+    past = past.truncate(torch.tensor([3, 1]))
+
+    def run() -> Tensor:
+        if kind == "step":
+            return attention.step(x, past)[0]
+        return attention(x, memory if kind == "cross" else None, bias=bias, rotary=turn)  # type: ignore[no-any-return]
+
+    without = run()
+    with record(attention) as seen:
+        assert torch.equal(run(), without)
+    q, (k, _) = attention._queries(x), attention.keys_values(memory if kind == "cross" else x)
+    allowed = torch.ones(2, 1, n, k.shape[2], dtype=torch.bool)
+    if turn is not None:
+        q, k = (turn(t, torch.arange(n)) for t in (q, k))
+    if kind == "step":
+        cache = past.append(*attention.keys_values(x))
+        k = cache.keys
+        place = past.lengths[:, None] + torch.arange(n)
+        allowed = (torch.arange(k.shape[2]) <= place[:, :, None])[:, None]
+    scores = q.double() @ k.double().repeat_interleave(HEADS // k.shape[1], 1).transpose(2, 3) / attention.head_dim**0.5
+    scores = scores if bias is None else scores + bias
+    exact = scores.masked_fill(~allowed, float("-inf")).softmax(-1)
+    assert (seen[""].weights - exact).abs().max() <= 1e-6
+
+
+def test_gradients_pass_through_steps() -> None:
+    attention = layer()
+    x = torch.randn(2, 5, DIM, dtype=torch.float64, requires_grad=True)
+    cache, parts = KVCache.empty(2), []
+    for t in range(5):
+        part, cache = attention.step(x[:, t : t + 1], cache)
+        parts.append(part)
+    stepped, whole = torch.cat(parts, 1), attention(x, mask=Mask(causal=True))
+    grad = torch.randn_like(whole)
+    (by_steps,), (at_once,) = (torch.autograd.grad(y, x, grad) for y in (stepped, whole))
+    torch.testing.assert_close(by_steps, at_once, atol=1e-12, rtol=1e-12)
+
+
 def test_heads_are_independent_attentions_concatenated() -> None:
     attention = layer()
     x = torch.randn(2, 5, DIM, dtype=torch.float64)
@@ -175,6 +223,7 @@ def test_heads_are_independent_attentions_concatenated() -> None:
         ({"dim": 10, "num_heads": 4}, "dim must be a multiple of num_heads, but 10 is not one of 4"),
         ({"dim": 8, "num_heads": 4, "num_kv_heads": 3}, "multiple of num_kv_heads, but 4 is not one of 3"),
         ({"dim": 8, "num_heads": 0}, "head counts must be ≥ 1"),
+        ({"dim": 8, "num_heads": 2, "dropout": 1.5}, "dropout must be at least 0 and less than 1, not 1.5"),
         ({"dim": 8, "num_heads": 2, "relative": ShawRelative(3, 2)}, "vectors of 3, but a head is 4 wide"),
     ],
 )
@@ -190,7 +239,12 @@ def test_inputs_that_do_not_fit_are_named() -> None:
         attention(torch.randn(2, 3, 9))
     with pytest.raises(ValueError, match=r"pattern \[4, 4\] does not fit"):
         attention(x, mask=Mask(pattern=torch.ones(4, 4, dtype=torch.bool)))
-    with pytest.raises(ValueError, match="rotary positions are for self-attention"):
+    with pytest.raises(ValueError, match="positions are for self-attention"):
         attention(x, x, rotary=Rotary(4))
-    with pytest.raises(ValueError, match="mask must be a Mask"):
-        attention(x, mask=torch.ones(3, 3))
+    for listening in (nullcontext(), record(attention)):
+        with listening, pytest.raises(ValueError, match="mask must be a Mask"):
+            attention(x, mask=torch.ones(3, 3))
+    with pytest.raises(ValueError, match="positions are for self-attention"):
+        layer(relative=ShawRelative(DIM // HEADS, 3))(torch.randn(1, 2, DIM).double(), torch.randn(1, 3, DIM).double())
+    with pytest.raises(ValueError, match="a prefix must be run as a whole"):
+        attention.step(x, KVCache.empty(2), mask=Mask(causal=True, prefix=2))

@@ -102,6 +102,7 @@ def test_the_feed_forward_is_the_same_at_every_position() -> None:
     ("options", "message"),
     [
         ({"activation": "relu6"}, "activation must be one of relu, gelu, gelu_tanh, swiglu, not 'relu6'"),
+        ({"num_heads": 0}, "num_heads must be ≥ 1, not 0"),
         ({"norm": "batch"}, "norm must be layer, rms or none, not 'batch'"),
         ({"dropout": 1.0}, "dropout must be at least 0 and less than 1, not 1.0"),
         ({"ffn_dropout": -0.1}, "ffn_dropout must be at least 0"),
@@ -109,4 +110,7 @@ def test_the_feed_forward_is_the_same_at_every_position() -> None:
 )
 def test_choices_that_do_not_exist_are_named(options: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        BlockConfig(16, 4, 32, **options)  # type: ignore[arg-type]
+        BlockConfig(**{"dim": 16, "num_heads": 4, "ffn_dim": 32} | options)  # type: ignore[arg-type]
+    if "activation" in options:
+        with pytest.raises(ValueError, match=message):
+            FeedForward(16, 32, **options)  # type: ignore[arg-type]

@@ -23,7 +23,7 @@ from torch.autograd.function import once_differentiable
 
 from weft.kernels.dropout import draw_key, keep_mask, keep_rate, scaled_product
 from weft.kernels.machine import bf16_products
-from weft.kernels.mask import Mask, part
+from weft.kernels.mask import Mask, check_mask, part
 
 _EVERYTHING = Mask()
 
@@ -44,7 +44,7 @@ def attend(
         k: keys.
         v: values.
         mask: who may attend to whom; everybody to everything if None.
-        bias: added to the scores, broadcast to [B, H, N, M].
+        bias: added to the scores, broadcast to [B, H, N, M]; −∞ closes a key as a mask does.
         scale: of the scores; 1/√D if None.
         dropout: probability that a weight is dropped.
 
@@ -55,6 +55,8 @@ def attend(
         ValueError: if the shapes do not fit together.
     """
     check(q, k, v, mask, bias)
+    if not 0.0 <= dropout < 1.0:
+        raise ValueError(f"dropout must be at least 0 and less than 1, not {dropout}")
     return WAYS[pick(q, k, v, mask, bias, dropout)](q, k, v, mask, bias, scale, dropout)
 
 
@@ -65,6 +67,8 @@ def attention_weights(
 
     They are computed, and given, in fp32 at least. A query that may attend nowhere gets weights of zero.
     """
+    check(q, k, k, mask, bias)
+    mask, bias = _closed_by_bias(mask, bias)
     q, k = _wide(q), _wide(k).repeat_interleave(q.shape[1] // k.shape[1], dim=1)
     scores = q @ k.transpose(-2, -1) * _scale(q, scale)  # [B, H, N, M]
     if bias is not None:
@@ -107,12 +111,7 @@ def check(q: Tensor, k: Tensor, v: Tensor, mask: Mask | None, bias: Tensor | Non
         raise ValueError(f"v {list(v.shape)} does not fit k {list(k.shape)}: expected [{b}, {g}, {m}, dim]")
     if g == 0 or h % g:
         raise ValueError(f"{h} query heads cannot share {g} key heads evenly")
-    if mask is not None:
-        if not isinstance(mask, Mask):
-            raise ValueError(
-                f"mask must be a Mask, not {type(mask).__name__}; a boolean matrix goes in as Mask(pattern=…)"
-            )
-        mask.check(b, h, n, m)
+    check_mask(mask, b, h, n, m)
     if bias is not None:
         if not bias.dtype.is_floating_point:
             raise ValueError(f"bias is added to the scores and must be floating point, not {bias.dtype}")
@@ -156,6 +155,7 @@ def tiled(
     q: Tensor, k: Tensor, v: Tensor, mask: Mask | None, bias: Tensor | None, scale: float | None, dropout: float
 ) -> Tensor:
     """The formula tile by tile, with a backward pass of its own; bf16 is computed in fp32 and rounded once."""
+    mask, bias = _closed_by_bias(mask, bias)
     plan = _Plan(mask or _EVERYTHING, _scale(q, scale), dropout, draw_key() if dropout else 0, torch.is_grad_enabled())
     out: Tensor = _Tiled.apply(q, k, v, bias, plan)  # type: ignore[no-untyped-call]
     return out
@@ -183,16 +183,22 @@ class _Tile:
     num_heads: int  # H
     groups: int  # G
     num_keys: int  # M
-    whole: bool  # whether this is all there is
+    whole: bool  # whether these are all rows and all queries
+
+    @property
+    def all_keys(self) -> bool:
+        """Whether the queries see keys from the first to the last."""
+        return (self.keys.start, self.keys.stop) == (0, self.num_keys)
 
     def queries_of(self, x: Tensor) -> Tensor:
         """[B, H, N, D] -> [b·G, R·n, D]."""
-        x = x[self.rows, :, self.queries]
+        x = x if self.whole else x[self.rows, :, self.queries]
         return x.reshape(x.shape[0] * self.groups, self.num_heads // self.groups * x.shape[2], x.shape[3])
 
     def keys_of(self, x: Tensor) -> Tensor:
         """[B, G, M, D] -> [b·G, m, D]."""
-        return x[self.rows, :, self.keys].flatten(0, 1)
+        x = x if self.whole and self.all_keys else x[self.rows, :, self.keys]
+        return x.flatten(0, 1)
 
     def by_head(self, x: Tensor) -> Tensor:
         """[b·G, R·n, D or m] -> [b, H, n, D or m]."""
@@ -209,8 +215,8 @@ class _Tile:
 
     def add_keys(self, target: Tensor | None, x: Tensor, shape: tuple[int, ...]) -> Tensor:
         """Add x [b·G, m, D] to its place in target [B, G, M, D]: other queries saw these keys too."""
-        x = x.unflatten(0, (self.rows.stop - self.rows.start, self.groups))
-        if self.whole and x.shape == shape:
+        x = x.view(self.rows.stop - self.rows.start, self.groups, *x.shape[1:])
+        if self.whole and self.all_keys:
             return x
         target = x.new_zeros(shape) if target is None else target
         target[self.rows, :, self.keys] += x
@@ -252,8 +258,7 @@ def _few(q: Tensor, k: Tensor) -> bool:
 
 def _tile_weights(tile: _Tile, q: Tensor, k: Tensor, bias: Tensor | None, plan: _Plan) -> Tensor:
     """softmax(scale · q kᵀ + bias) where allowed, of one tile: [b·G, R·n, m]."""
-    keys = tile.keys_of(k)
-    scores = torch.baddbmm(q.new_empty(1, 1, 1), tile.queries_of(q), keys.transpose(1, 2), beta=0, alpha=plan.scale)
+    scores = _product(tile.queries_of(q), tile.keys_of(k).transpose(1, 2), plan.scale)
     by_head = tile.by_head(scores)
     if bias is not None:
         by_head.add_(part(bias, tile.rows, tile.queries, tile.keys))
@@ -274,9 +279,9 @@ def _barrier(mask: Mask, tile: _Tile, dtype: torch.dtype) -> tuple[Tensor, Tenso
     the softmax of nothing but −∞ is NaN. All layers of a model ask the same mask the same question, so the last
     answer is remembered where it is small.
     """
-    memory, question = mask.memory, (*map(_ends, (tile.rows, tile.queries, tile.keys)), dtype)
-    if question in memory:
-        remembered: tuple[Tensor, Tensor | None] = memory[question]
+    question = (*map(_ends, (tile.rows, tile.queries, tile.keys)), dtype)
+    remembered: tuple[Tensor, Tensor | None] | None = mask.memory.get(question)
+    if remembered is not None:
         return remembered
     allowed = mask.tile(tile.rows, tile.queries, tile.keys)
     empty = None
@@ -286,9 +291,16 @@ def _barrier(mask: Mask, tile: _Tile, dtype: torch.dtype) -> tuple[Tensor, Tenso
     barrier = allowed.view(torch.uint8).to(dtype).sub_(1).mul_(torch.finfo(dtype).max)  # faster than masked_fill
     answer = barrier, empty
     if tile.whole:
-        memory.clear()
-        memory[question] = answer
+        mask.memory.clear()
+        mask.memory[question] = answer
     return answer
+
+
+def _closed_by_bias(mask: Mask | None, bias: Tensor | None) -> tuple[Mask | None, Tensor | None]:
+    """The mask and a finite bias: where the bias is −∞ the mask is closed instead."""
+    if bias is None or not bool((closed := bias == float("-inf")).any()):
+        return mask, bias
+    return (mask or _EVERYTHING) & Mask(pattern=~closed), bias.masked_fill(closed, 0.0)
 
 
 def _ends(part: slice) -> tuple[int, int]:
@@ -334,12 +346,17 @@ class _Tiled(torch.autograd.Function):
             if dbias is not None:
                 target = part(dbias, tile.rows, tile.queries, tile.keys)
                 target += tile.by_head(dscores).sum_to_size(target.shape)
-            dscores.mul_(plan.scale)
-            dq = tile.write_queries(dq, torch.bmm(dscores, tile.keys_of(wide_k)), wide_q.shape)
-            dk = tile.add_keys(dk, torch.bmm(dscores.transpose(1, 2), tile.queries_of(wide_q)), wide_k.shape)
+            dq = tile.write_queries(dq, _product(dscores, tile.keys_of(wide_k), plan.scale), wide_q.shape)
+            queries = tile.queries_of(wide_q)
+            dk = tile.add_keys(dk, _product(dscores.transpose(1, 2), queries, plan.scale), wide_k.shape)
             dv = tile.add_keys(dv, torch.bmm(used.transpose(1, 2), dout), wide_v.shape)
         grads = (None if g is None else g.to(x.dtype) for g, x in ((dq, q), (dk, k), (dv, v), (dbias, bias)))
         return *grads, None
+
+
+def _product(a: Tensor, b: Tensor, scale: float) -> Tensor:
+    """scale · a @ b without a pass for the scale."""
+    return torch.baddbmm(a.new_empty(1, 1, 1), a, b, beta=0, alpha=scale)
 
 
 def _wide(x: Tensor) -> Tensor:

@@ -2,8 +2,8 @@
 
 The logits of 4,096 positions over 50,000 words are 800 MB in fp32, and softmax, loss and gradient want several
 such arrays. Here a chunk of rows is multiplied out, scored, turned into its gradient in place, multiplied
-back into the gradients of the hidden states and the weights, and forgotten. Logits and softmax are in fp32
-whatever the hidden states are.
+back into the gradients of the hidden states and the weights, and forgotten. The softmax is in fp32 also for bf16
+hidden states; their logits are what ``bf16_matmul`` gives.
 
     loss = Σ over rows of (1 − ε)·(lse − z_y) + ε·(lse − mean z),    ∂loss/∂z = softmax(z) − (1 − ε)·1_y − ε/V
 """
@@ -108,7 +108,9 @@ def linear_divergence(
     """
     if first.shape != second.shape:
         raise ValueError(f"the two hidden states differ in shape: {list(first.shape)} and {list(second.shape)}")
-    a, b = first.flatten(0, -2), second.flatten(0, -2)
+    if keep is not None and (keep.dtype != torch.bool or keep.shape != first.shape[:-1]):
+        raise ValueError(f"keep must be boolean {list(first.shape[:-1])}, not {keep.dtype} {list(keep.shape)}")
+    a, b = _rows(first, weight), _rows(second, weight)
     if keep is not None and not bool(keep.all()):
         rows = keep.flatten().nonzero()[:, 0]
         a, b = a.index_select(0, rows), b.index_select(0, rows)
@@ -168,11 +170,12 @@ class _LinearCrossEntropy(torch.autograd.Function):
         total, nll = rows.new_zeros(2, dtype=torch.float64).unbind()
         for chunk in _chunks(len(rows), len(weight)):
             z, wanted = layer.logits(rows[chunk]), targets[chunk, None]
-            z_wanted, z_mean, z_top = z.gather(1, wanted)[:, 0], z.mean(1), z.amax(1)
+            z_wanted, z_top = z.gather(1, wanted)[:, 0], z.amax(1)
+            z_mean = z.mean(1) if smoothing else z_wanted
             p = torch.softmax(z, 1, out=z)
             lse = z_top - p.amax(1).log_()  # the largest probability is exp(z_top − lse)
             nll += (lse - z_wanted).sum(dtype=torch.float64)
-            total += (lse - (1 - smoothing) * z_wanted - smoothing * z_mean).sum(dtype=torch.float64)
+            total += (lse - torch.lerp(z_wanted, z_mean, smoothing)).sum(dtype=torch.float64)
             if drows is not None:
                 p.sub_(smoothing / len(weight)).scatter_add_(
                     1, wanted, p.new_full((1, 1), smoothing - 1).expand_as(wanted)
@@ -219,14 +222,13 @@ class _LinearDivergence(torch.autograd.Function):
 
 def _valid(hidden: Tensor, weight: Tensor, targets: Tensor, smoothing: float, ignore: int) -> tuple[Tensor, Tensor]:
     """The rows [R, D] whose targets count, and those targets [R]."""
-    if hidden.shape[:-1] != targets.shape or hidden.shape[-1] != weight.shape[-1]:
+    if hidden.shape[:-1] != targets.shape:
         raise ValueError(
-            f"hidden {list(hidden.shape)}, weight {list(weight.shape)} and targets {list(targets.shape)} do not fit: "
-            "expected […, D], [V, D] and […]"
+            f"hidden {list(hidden.shape)} and targets {list(targets.shape)} do not fit: expected […, D] and […]"
         )
     if not 0.0 <= smoothing < 1.0:
         raise ValueError(f"smoothing must be at least 0 and less than 1, not {smoothing}")
-    rows, wanted = hidden.flatten(0, -2) if hidden.dim() > 1 else hidden[None], targets.flatten()
+    rows, wanted = _rows(hidden, weight), targets.flatten()
     counted = wanted != ignore
     if not bool(counted.all()):
         places = counted.nonzero()[:, 0]
@@ -235,3 +237,16 @@ def _valid(hidden: Tensor, weight: Tensor, targets: Tensor, smoothing: float, ig
         wrong = wanted[(wanted < 0) | (wanted >= len(weight))][0]
         raise ValueError(f"target {int(wrong)} is not a word: expected 0 … {len(weight) - 1}, or {ignore} to ignore")
     return rows, wanted
+
+
+def _rows(hidden: Tensor, weight: Tensor) -> Tensor:
+    """hidden [..., D] as [R, D], if it fits the output layer."""
+    if hidden.dim() == 0 or hidden.shape[-1] != weight.shape[-1]:
+        raise ValueError(
+            f"hidden {list(hidden.shape)} and weight {list(weight.shape)} do not fit: expected […, D], [V, D]"
+        )
+    if hidden.dtype != weight.dtype and (hidden.dtype, weight.dtype) != (torch.bfloat16, torch.float32):
+        raise ValueError(
+            f"hidden is {hidden.dtype} and weight {weight.dtype}: expected the same, or bfloat16 and float32"
+        )
+    return hidden.reshape(-1, hidden.shape[-1])

@@ -1,8 +1,9 @@
 """The linear layer of training: activations and products in bf16, parameters and their gradients in fp32.
 
-A bf16 product takes a quarter to a sixth of the time of an fp32 one on a CPU that has the instructions
-(AMX, AVX-512 BF16), and several times as long on one that has not. There the operands are rounded to bf16 all
-the same but multiplied in fp32: the result is the same up to the order of the sums, and the time that of fp32.
+A bf16 product is several times as fast as an fp32 one on a CPU that has the instructions (AMX, AVX-512 BF16), and
+several times as slow on one that has not (docs/results.md). There the operands are rounded to bf16 all the
+same but multiplied in fp32, in the time of fp32. Both sum in fp32; the native product is then rounded to bf16,
+as under torch's autocast, before anything is added to it.
 """
 
 from __future__ import annotations
@@ -40,14 +41,15 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def reference(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """What ``linear`` computes for bf16 x, in torch's differentiable operations: operands rounded, sums in fp32."""
+    """The same for bf16 x in torch's differentiable operations: operands rounded, the rest in fp32, the result rounded."""
     y = F.linear(x.float(), weight.to(x.dtype).float())
     return (y if bias is None else y + bias).to(x.dtype)
 
 
 def bf16_matmul(a: Tensor, b: Tensor) -> Tensor:
-    """a @ b of bf16 matrices, summed in fp32: in bf16 where the CPU multiplies bf16, in fp32 elsewhere."""
-    return torch.mm(a, b) if bf16_products() else torch.mm(a.float(), b.float())
+    """a @ b of bf16 matrices: a bf16 product where the machine has them, else an fp32 product and result."""
+    native = a.device.type != "cpu" or bf16_products()
+    return torch.mm(a, b) if native else torch.mm(a.float(), b.float())
 
 
 class _Bf16Linear(torch.autograd.Function):
@@ -57,7 +59,7 @@ class _Bf16Linear(torch.autograd.Function):
         ctx.save_for_backward(x, narrow)
         y = bf16_matmul(x.flatten(0, -2), narrow.t())
         if bias is not None:
-            y += bias  # one rounding: torch adds fp32 to bf16 in fp32
+            y += bias
         return y.to(x.dtype).view(*x.shape[:-1], weight.shape[0])
 
     @staticmethod

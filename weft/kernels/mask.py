@@ -53,9 +53,14 @@ class Mask:
             raise ValueError(f"window must be a whole number ≥ 1, not {self.window!r}")
         if self.prefix is not None and not self.causal:
             raise ValueError("prefix opens keys that causal=True closes: give both")
+        for field in fields(self):  # a mask is a value: what happens to the tensors it was given does not reach it
+            if isinstance(value := getattr(self, field.name), Tensor):
+                object.__setattr__(self, field.name, value.clone())
         for name, dims in (("lengths", 1), ("prefix", 1), ("offset", 1), ("segments", 2)):
             _check_integers(name, getattr(self, name), dims)
         if self.pattern is not None:
+            if not isinstance(self.pattern, Tensor):
+                raise ValueError(f"pattern must be a torch tensor, not {type(self.pattern).__name__}")
             if self.pattern.dtype != torch.bool:
                 raise ValueError(
                     f"pattern must be boolean (True = may attend), not {_dtype(self.pattern)}; "
@@ -117,7 +122,7 @@ class Mask:
         device = torch.device(device) if device is not None else self.device
         key = torch.arange(keys.start, keys.stop, device=device)  # [m]
         conditions = []
-        if self._positional:
+        if self.positional:
             query = torch.arange(queries.start, queries.stop, device=device)[None, None, :, None]
             query = query + _column(self.offset, rows, device)  # [B or 1, 1, n, 1]
             conditions = self._by_position(query, key, rows, keys)
@@ -148,7 +153,7 @@ class Mask:
         if self.pattern is not None or m == 0:
             return False
         _, last = self._offsets()
-        inside = not self._positional or queries.stop + last <= m
+        inside = not self.positional or queries.stop + last <= m
         if self.lengths is None:
             return inside
         filled = self.lengths.numel() > 0 and int(self.lengths.min()) > 0
@@ -195,6 +200,8 @@ class Mask:
             value = getattr(self, name)
             if isinstance(value, Tensor) and value.shape[0] not in (1, batch):
                 raise ValueError(f"{name} has {value.shape[0]} rows, but the batch has {batch}")
+        if self.lengths is not None and self.lengths.device.type == "cpu" and _largest(self.lengths) > m:
+            raise ValueError(f"lengths go up to {_largest(self.lengths)}, but there are {m} keys")
         if self.segments is not None and self.segments.shape[1] != m:
             raise ValueError(f"segments cover {self.segments.shape[1]} positions, but there are {m} keys")
         if self.pattern is not None:
@@ -254,7 +261,7 @@ class Mask:
 
     def _common_offset(self, other: Mask) -> int | Tensor:
         for one, two in ((self, other), (other, self)):
-            if not one._positional:
+            if not one.positional:
                 return two.offset
         a, b = _broadcast("offset", torch.as_tensor(self.offset), torch.as_tensor(other.offset))
         if not torch.equal(a, b):
@@ -262,8 +269,18 @@ class Mask:
         return self.offset
 
     @property
-    def _positional(self) -> bool:
+    def positional(self) -> bool:
+        """Whether it matters at which position a query sits."""
         return self.causal or self.window is not None or self.segments is not None
+
+
+def check_mask(mask: Mask | None, batch: int, num_heads: int, n: int, m: int) -> None:
+    """Raise ValueError unless this is a mask that fits, or None."""
+    if mask is not None and not isinstance(mask, Mask):
+        given = type(mask).__name__
+        raise ValueError(f"mask must be a Mask, not {given}; a boolean matrix goes in as Mask(pattern=…)")
+    if mask is not None:
+        mask.check(batch, num_heads, n, m)
 
 
 def _column(value: int | Tensor, rows: slice, device: torch.device) -> int | Tensor:
@@ -292,7 +309,7 @@ def _check_integers(name: str, value: int | Tensor | None, dims: int) -> None:
         return
     if not isinstance(value, Tensor):
         if not isinstance(value, int) or isinstance(value, bool):
-            raise ValueError(f"{name} must be whole numbers, not {value!r}")
+            raise ValueError(f"{name} must be a torch tensor of whole numbers, not {type(value).__name__} {value!r}")
         if dims != 1 or name == "lengths":
             raise ValueError(f"{name} must be a tensor of whole numbers, not {value!r}")
         smallest = value

@@ -1,0 +1,1 @@
+"""Modules over kernels: what models are made of."""

@@ -70,6 +70,8 @@ class MultiHeadAttention(nn.Module):
             raise ValueError(f"head counts must be ≥ 1, not num_heads={num_heads}, num_kv_heads={kv_heads}")
         if head_dim is None and dim % num_heads:
             raise ValueError(f"dim must be a multiple of num_heads, but {dim} is not one of {num_heads}")
+        if not 0.0 <= dropout < 1.0:
+            raise ValueError(f"dropout must be at least 0 and less than 1, not {dropout}")
         if num_heads % kv_heads:
             raise ValueError(f"num_heads must be a multiple of num_kv_heads, but {num_heads} is not one of {kv_heads}")
         self.num_heads = num_heads
@@ -113,6 +115,8 @@ class MultiHeadAttention(nn.Module):
         Returns:
             [B, N, D].
         """
+        if memory is not None and (rotary is not None or self.relative is not None):
+            raise ValueError("rotary and relative positions are for self-attention: memory has positions of its own")
         q = self._queries(x)
         if isinstance(memory, tuple):
             k, v = memory
@@ -120,8 +124,6 @@ class MultiHeadAttention(nn.Module):
             k, v = self.keys_values(x if memory is None else memory)
         positions = torch.arange(x.shape[1], device=x.device)
         if rotary is not None:
-            if memory is not None:
-                raise ValueError("rotary positions are for self-attention: memory has positions of its own")
             q, k = rotary(q, positions), rotary(k, positions)
         return self._attend(q, k, v, mask, bias, positions)
 
@@ -139,13 +141,15 @@ class MultiHeadAttention(nn.Module):
         Args:
             x: [B, T, D], T ≥ 1; row b's first stands at position cache.lengths[b].
             cache: the past.
-            mask: more than causality, if there is more (a window, packed documents).
+            mask: more than causality, if there is more: a window; segments [B, M] of the keys so far.
             bias: [B or 1, H or 1, T, M] added to the scores; M is the new longest row.
             rotary: rotates queries and keys by their positions.
 
         Returns:
             [B, T, D] and the cache with the new keys and values.
         """
+        if mask is not None and mask.prefix is not None:
+            raise ValueError("a step sees nothing after its own positions: a prefix must be run as a whole")
         q = self._queries(x)
         k, v = self.keys_values(x)
         positions = cache.lengths[:, None] + torch.arange(x.shape[1], device=x.device)  # [B, T]

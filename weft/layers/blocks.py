@@ -61,8 +61,9 @@ class BlockConfig:
     ffn_dropout: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.activation not in _ACTIVATIONS:
-            raise ValueError(f"activation must be one of {', '.join(_ACTIVATIONS)}, not {self.activation!r}")
+        _check_activation(self.activation)
+        if self.num_heads < 1:
+            raise ValueError(f"num_heads must be ≥ 1, not {self.num_heads}")
         if self.norm not in ("layer", "rms", "none"):
             raise ValueError(f"norm must be layer, rms or none, not {self.norm!r}")
         for name in ("dropout", "attention_dropout", "ffn_dropout"):
@@ -91,6 +92,11 @@ class BlockConfig:
         return RMSNorm(self.dim, eps=self.norm_eps) if self.norm == "rms" else nn.Identity()
 
 
+def _check_activation(name: str) -> None:
+    if name not in _ACTIVATIONS:
+        raise ValueError(f"activation must be one of {', '.join(_ACTIVATIONS)}, not {name!r}")
+
+
 class FeedForward(nn.Module):
     """The same two-layer network at every position: max(0, x W₁ + b₁) W₂ + b₂, or with GELU.
 
@@ -102,6 +108,7 @@ class FeedForward(nn.Module):
     ) -> None:
         """Make the matrices dim × ffn_dim and back."""
         super().__init__()
+        _check_activation(activation)
         self.activate = _ACTIVATIONS[activation]
         self.dropout = dropout
         self.inner = Linear(dim, ffn_dim, bias)
@@ -218,11 +225,12 @@ class DecoderBlock(nn.Module):
         memory: Tensor | KeysValues,
         cache: KVCache,
         memory_mask: Mask | None = None,
+        mask: Mask | None = None,
         bias: Tensor | None = None,
         rotary: Rotation | None = None,
     ) -> tuple[Tensor, KVCache]:
         """The block on the T newest positions x[B, T, D], and the cache with them in it."""
-        x, cache = _step_attention(self.around_attention, self.attention, x, cache, None, bias, rotary)
+        x, cache = _step_attention(self.around_attention, self.attention, x, cache, mask, bias, rotary)
         return self._attend_and_feed(x, memory, memory_mask), cache
 
     def _attend_and_feed(self, x: Tensor, memory: Tensor | KeysValues, memory_mask: Mask | None) -> Tensor:

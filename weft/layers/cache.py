@@ -154,7 +154,9 @@ class KVCache:
     def _writable(self, keys: Tensor, values: Tensor, needed: int) -> _Store:
         """A store with room for ``needed``, in which nobody else has written past this cache's rows."""
         store = self._store
-        if store is not None and store.keys.shape[2] >= needed and torch.equal(store.written, self.lengths):
+        tracked = torch.is_grad_enabled() and any(t.requires_grad for t in (keys, values))  # autograd keeps the old
+        roomy = store is not None and store.keys.shape[2] >= needed and torch.equal(store.written, self.lengths)
+        if store is not None and roomy and not tracked and not store.keys.requires_grad:
             return store
         room = -(-max(needed, self.longest * 3 // 2) // _ROOM) * _ROOM
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 
 class RMSNorm(nn.RMSNorm):
-    """x / √(mean(x²) + eps) · weight (Zhang and Sennrich 2019), computed in the parameters' dtype."""
+    """x / √(mean(x²) + eps) · weight (Zhang and Sennrich 2019), in the wider dtype of x and the parameters."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise x over its last dimension; the dtype stays."""
-        return super().forward(x.to(self.weight.dtype)).to(x.dtype)
+        wide = torch.promote_types(x.dtype, self.weight.dtype)
+        return super().forward(x.to(wide)).to(x.dtype)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from weft import observe
 from weft.kernels.dropout import dropout as drop
-from weft.kernels.mask import Mask
+from weft.kernels.mask import Mask, check_mask
 from weft.layers.cells import CellName, Gates, LayerState, RecurrentLayer, RecurrentState
 from weft.layers.gates import real_positions
 from weft.layers.linear import Linear
@@ -286,7 +286,7 @@ class RecurrentDecoder(_Stack):
 def _rows(mask: Mask | None, x: Tensor, memory: Tensor) -> list[Mask | None]:
     """The mask of each of the T positions of x alone."""
     n, m = x.shape[1], memory.shape[1]
-    if mask is None or mask.open:
-        return [None] * n
-    mask.check(x.shape[0], 1, n, m)
+    check_mask(mask, x.shape[0], 1, n, m)
+    if mask is None or (mask.pattern is None and not mask.positional):
+        return [mask] * n  # what is padding is the same at every step
     return [Mask(pattern=row) for row in mask.dense(n, m, x.device).split(1, 2)]

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from weft import observe
 from weft.kernels.attention import attend, attention_weights
-from weft.kernels.mask import Mask
+from weft.kernels.mask import Mask, check_mask
 from weft.layers.linear import Linear
 
 # How many numbers the inner layer of the additive score makes at a time, 64 MB in fp32: a longer
@@ -173,8 +173,7 @@ class ScoreAttention(nn.Module):
                 "expected query [B, N, Q], keys [B, M, K] and values [B, M, V], "
                 f"not {list(query.shape)}, {list(keys.shape)} and {list(values.shape)}"
             )
-        if mask is not None:
-            mask.check(query.shape[0], 1, query.shape[1], keys.shape[1])
+        check_mask(mask, query.shape[0], 1, query.shape[1], keys.shape[1])
         projected = self.score.project(keys) if projected is None else projected
         observe.see(self, "weights", lambda: {"weights": self.weights(query, projected, mask)})
         return self.context(query, projected, values, mask)
