@@ -24,11 +24,11 @@ help: ## this list
 
 setup: $(STAMP) ## make .venv with everything pinned; quick when nothing changed
 
-# Always with the constraints: an unconstrained torch brings gigabytes of CUDA.
+# Always with the constraints: an unconstrained torch may bring gigabytes of CUDA.
 $(STAMP): pyproject.toml constraints.txt
 	@echo "setting up $(VENV) (the first time takes a few minutes)"
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install -q --disable-pip-version-check --no-input -c constraints.txt -e '.[dev]'
+	@$(BIN)/python -m pip install -q --disable-pip-version-check --no-input $(PIP_ARGS) -c constraints.txt -e '.[dev]'
 	@touch $@
 
 demo: setup ## train a Transformer to reverse its input and look at what it attends to

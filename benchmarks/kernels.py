@@ -63,6 +63,7 @@ def attention_ways(q: Tensor, k: Tensor, v: Tensor, mask: Callable[[], Mask | No
     """The picked way, torch's and the plain formula, forward and backward; each call makes its mask anew."""
     return {
         "picked": step(lambda: attention.attend(q, k, v, mask()), q, k, v),
+        "tiled": step(lambda: attention.tiled(q, k, v, mask(), None, None, 0.0), q, k, v),
         "sdpa": step(lambda: torch_sdpa(q, k, v, mask()), q, k, v),
         "plain": step(lambda: plain(q, k, v, mask()), q, k, v),
     }
@@ -206,6 +207,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=4.0, help="at most so long for each case of the grid")
     parser.add_argument("--only", choices=["attention", "memory", "dropout", "cross_entropy", "linear"])
     parser.add_argument("--json", help="write the figures here")
+    parser.add_argument("--strict", action="store_true", help="exit with 1 if a target is missed")
     arguments = parser.parse_args()
     timing.steady_memory()
     print(timing.header(), flush=True)
@@ -228,6 +230,8 @@ def main() -> None:
     print("\n".join(targets.lines))
     if arguments.json:
         timing.save(arguments.json, results)
+    if arguments.strict and targets.missed:
+        raise SystemExit(1)
 
 
 if __name__ == "__main__":

@@ -14,8 +14,8 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")  # parity tests make tiny models; n
 if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)  # one core a worker
 
-# No deadline and no health check by the clock: a busy machine is no failure. No example database: nothing
-# is left in the tree. In CI every run draws the same examples.
+# No deadline and no health check by the clock: a busy machine is no failure. No example database. In CI every
+# run draws the same examples.
 settings.register_profile(
     "weft",
     deadline=None,

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks import three_ways, timing
+from benchmarks import kernels, three_ways, timing
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -202,3 +202,19 @@ def test_the_program_prints_a_table_and_writes_what_was_asked_for(tmp_path: Path
     assert all(row["seconds"] > 0 for row in rows)
     assert out.read_bytes().startswith(b"\x89PNG")
     assert run("--lengths", "1").returncode == 2
+
+
+def test_the_kernels_are_timed_and_targets_that_are_missed_can_fail_the_run(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "benchmarks.kernels", "--only", "attention", "--lengths", "16", "--seconds", "0"]
+    done = subprocess.run(
+        [*command, "--json", str(tmp_path / "out.json")], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert "attention at length 16" in done.stdout
+    results = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))["results"]
+    assert all({"picked", "tiled", "sdpa", "plain"} == set(row) for row in results.values())
+    targets = kernels.Targets()
+    targets.at_least("something", 2.0, 1.5)
+    assert targets.missed == 0
+    targets.at_least("something else", 1.0, 1.5)
+    assert targets.missed == 1
+    assert targets.lines[1].startswith("MISSED")

@@ -200,5 +200,5 @@ def test_bad_input_is_named() -> None:
     for keep in (torch.tensor([True, False]), torch.tensor([1, 0, 2])):
         with pytest.raises(ValueError, match=r"keep must be boolean \[3\]"):
             linear_divergence(hidden, hidden, weight, keep=keep)
-    with pytest.raises(ValueError, match="hidden is torch.float16 and weight torch.float32"):
+    with pytest.raises(ValueError, match=r"hidden is torch\.float16 and weight torch.float32"):
         linear_cross_entropy(hidden.half(), weight, torch.tensor([0, 1, 2]))

@@ -73,6 +73,9 @@ def test_room_is_made_ahead_and_not_copied_at_every_step() -> None:
         cache = cache.append(*entries(torch.full((2, 1), float(step), dtype=torch.float64)))
         places.add(cache.keys.data_ptr())
     assert len(places) == 1
+    chosen = cache.select(torch.tensor([1, 0, 1]))  # as a beam search does at every step
+    there = chosen.keys.data_ptr()
+    assert chosen.append(*entries(torch.zeros(3, 1, dtype=torch.float64))).keys.data_ptr() == there
 
 
 def test_bad_input_is_named() -> None:

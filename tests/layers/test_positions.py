@@ -98,6 +98,11 @@ def test_the_criteria_come_out_as_taught() -> None:
     }
 
 
+def test_a_learned_table_does_not_generalise() -> None:
+    measured = P.criteria(P.Learned(8, max_len=1000))
+    assert [name for name, one in measured.items() if not one.holds] == ["consistent", "bounded"]
+
+
 def test_the_figures_behind_the_criteria() -> None:
     order, fraction = P.criteria(P.Order(), (10, 100), 1000), P.criteria(P.Fraction(), (10, 100), 1000)
     assert [measured.figure for measured in order.values()] == pytest.approx([1, 0, 999 / 99, 0])

@@ -41,7 +41,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def reference(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """The same for bf16 x in torch's differentiable operations: operands rounded, the rest in fp32, the result rounded."""
+    """The same for bf16 x in torch's differentiable operations: operands rounded, then fp32, the result rounded."""
     y = F.linear(x.float(), weight.to(x.dtype).float())
     return (y if bias is None else y + bias).to(x.dtype)
 

@@ -25,12 +25,16 @@ class _Store:
 
 
 class KVCache:
-    """Keys [B, G, M, D] and values [B, G, M, E] with ``lengths`` [B] of them real in each row."""
+    """Keys [B, G, M, D] and values [B, G, M, E] with ``lengths`` [B] of them real in each row.
+
+    ``longest`` is the length of the longest row.
+    """
 
     def __init__(self, store: _Store | None, lengths: Tensor) -> None:
         """Use ``KVCache.empty`` to make one."""
         self._store = store
         self.lengths = lengths
+        self.longest = int(lengths.max()) if len(lengths) else 0
 
     @classmethod
     def empty(cls, batch: int, device: torch.device | str | None = None) -> KVCache:
@@ -42,11 +46,6 @@ class KVCache:
         if batch < 0:
             raise ValueError(f"a cache needs a batch of 0 rows or more, not {batch}")
         return cls(None, torch.zeros(batch, dtype=torch.int64, device=device))
-
-    @property
-    def longest(self) -> int:
-        """The length of the longest row."""
-        return int(self.lengths.max()) if len(self.lengths) else 0
 
     @property
     def keys(self) -> Tensor:
@@ -88,9 +87,10 @@ class KVCache:
         """The rows with these numbers, in this order; a row may be taken twice."""
         if self._store is None:
             return KVCache(None, self.lengths[rows])
-        lengths, longest = self.lengths[rows], self.longest
-        store = _Store(self._store.keys[rows, :, :longest], self._store.values[rows, :, :longest], lengths)
-        return KVCache(store, lengths)
+        chosen = KVCache(None, self.lengths[rows])
+        keys, values = (_with_room(part[rows, :, : chosen.longest]) for part in (self._store.keys, self._store.values))
+        chosen._store = _Store(keys, values, chosen.lengths)
+        return chosen
 
     def truncate(self, lengths: Tensor) -> KVCache:
         """The cache with each row cut back to its first ``lengths[b]`` entries.
@@ -158,11 +158,18 @@ class KVCache:
         roomy = store is not None and store.keys.shape[2] >= needed and torch.equal(store.written, self.lengths)
         if store is not None and roomy and not tracked and not store.keys.requires_grad:
             return store
-        room = -(-max(needed, self.longest * 3 // 2) // _ROOM) * _ROOM
-
-        empty = [new.new_zeros(*new.shape[:2], room, new.shape[3]) for new in (keys, values)]
-        grown = _Store(empty[0], empty[1], self.lengths)
+        room = max(needed, self.longest * 3 // 2)
+        grown = _Store(_with_room(keys[:, :, :0], room), _with_room(values[:, :, :0], room), self.lengths)
         if store is not None:
             grown.keys[:, :, : self.longest] = store.keys[:, :, : self.longest]
             grown.values[:, :, : self.longest] = store.values[:, :, : self.longest]
         return grown
+
+
+def _with_room(entries: Tensor, room: int = 0) -> Tensor:
+    """The entries [B, G, n, D] at the start of a store with room for one more at least, a multiple of _ROOM."""
+    n = entries.shape[2]
+    capacity = -(-max(room, n + 1) // _ROOM) * _ROOM
+    store = entries.new_zeros(*entries.shape[:2], capacity, entries.shape[3])
+    store[:, :, :n] = entries
+    return store
