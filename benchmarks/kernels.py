@@ -101,6 +101,33 @@ def attention_grid(lengths: list[int], targets: Targets, seconds: float) -> dict
     return rows
 
 
+def tile_settings() -> dict[str, dict[str, float]]:
+    """What the constants of the tiles rest on: each changed in turn, beside torch's kernel."""
+    changes = {
+        "tiled": {},
+        "no weights kept": {"_KEPT": 0},
+        "tiles of 2^18": {"_TILE": 1 << 18},
+        "all queries at once": {"_QUERIES": 1 << 20},
+    }
+    usual = {name: getattr(attention, name) for name in ("_KEPT", "_TILE", "_QUERIES")}
+
+    def tiled(q: Tensor, k: Tensor, v: Tensor, mask: Mask | None, change: dict[str, int]) -> Tensor:
+        for name, value in (usual | change).items():
+            setattr(attention, name, value)
+        return attention.tiled(q, k, v, mask, None, None, 0.0)
+
+    rows = {}
+    causal = Mask(causal=True)
+    for batch, n, mask in ((8, 256, None), (8, 256, causal), (2, 512, causal), (512, 16, None)):
+        q, k, v = (torch.randn(batch, _HEADS, n, 64, requires_grad=True) for _ in range(3))
+        ways = {"sdpa": step(partial(torch_sdpa, q, k, v, mask), q, k, v)}
+        ways |= {name: step(partial(tiled, q, k, v, mask, change), q, k, v) for name, change in changes.items()}
+        rows[f"N {n}, {batch}×{_HEADS} heads of 64, {'causal' if mask else 'no mask'}"] = timing.alternate(ways)
+    for name, value in usual.items():
+        setattr(attention, name, value)
+    return rows
+
+
 def attention_memory(targets: Targets, length: int = 8192) -> dict[str, dict[str, float]]:
     """Peak memory, forward and backward, at a length where the plain formula's matrices are large."""
     rows: dict[str, dict[str, float]] = {}
@@ -205,7 +232,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--lengths", type=int, nargs="+", default=[8, 16, 32, 64, 128, 256, 512, 1024, 2048])
     parser.add_argument("--seconds", type=float, default=4.0, help="at most so long for each case of the grid")
-    parser.add_argument("--only", choices=["attention", "memory", "dropout", "cross_entropy", "linear"])
+    parser.add_argument("--only", choices=["attention", "tiles", "memory", "dropout", "cross_entropy", "linear"])
     parser.add_argument("--json", help="write the figures here")
     parser.add_argument("--strict", action="store_true", help="exit with 1 if a target is missed")
     arguments = parser.parse_args()
@@ -218,6 +245,7 @@ def main() -> None:
         "linear": linears,
         "cross_entropy": lambda: cross_entropies(targets) | divergences(),
         "memory": lambda: attention_memory(targets),
+        "tiles": tile_settings,
         "attention": lambda: attention_grid(arguments.lengths, targets, arguments.seconds),
     }
     results: dict[str, dict[str, float]] = {}
@@ -226,7 +254,9 @@ def main() -> None:
             found = part()
             results |= found
             if name != "memory":
-                print(timing.table(found, against="sdpa" if name == "attention" else "torch fp32"), flush=True)
+                print(
+                    timing.table(found, against="sdpa" if name in ("attention", "tiles") else "torch fp32"), flush=True
+                )
     print("\n".join(targets.lines))
     if arguments.json:
         timing.save(arguments.json, results)

@@ -167,7 +167,7 @@ def tiled(
 WAYS: dict[str, Callable[..., Tensor]] = {"reference": reference, "sdpa": sdpa, "tiled": tiled}
 
 SDPA_FROM, SDPA_FROM_MANY = 1024 * 1024, 256 * 256  # scores a head, where the weights are few and where they are many
-_KEPT = 1 << 25  # so many weights are kept for the backward pass (128 MiB in fp32); making them again costs 25%
+_KEPT = 1 << 25  # so many weights are kept for the backward pass (128 MiB in fp32); making them again costs 20 to 40%
 _TILE = 1 << 22  # so many scores make a tile (16 MiB in fp32); smaller ones pay for more calls
 _QUERIES = 128  # so many queries make a tile where that spares keys or memory
 
