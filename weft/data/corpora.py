@@ -1,0 +1,571 @@
+r"""Text in two languages: read as a stream, and by name.
+
+    pairs = open_pairs("train.tsv")                       # source TAB target, a pair a line
+    pairs = open_pairs("train.en,train.de")               # or ["train.en", "train.de"]: line by line
+    pairs = open_pairs("multi30k:train", "en", "de")      # a part of a named set
+
+A file may be gzipped, whatever it is called. Text is UTF-8 and is split on "\n" only. A byte order mark at the start
+and a "\r" before "\n" are dropped; a TextWarning says so, once a file. A side may be empty: who trains leaves such
+pairs out.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import os
+import warnings
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import combinations, zip_longest
+from pathlib import Path
+from typing import cast
+
+from weft.config import nearest
+from weft.data.download import Progress, digest, fetch
+
+_BOM = b"\xef\xbb\xbf"
+_GZIP = b"\x1f\x8b"
+_SHOWN = 60  # so many characters of a faulty line are shown
+
+
+class TextWarning(UserWarning):
+    """Something about a file that was mended while reading. Its text is one line, for the shell to print."""
+
+
+_said: set[str] = set()  # Python's own record of what was said is cleared whenever somebody changes its filters
+
+
+def _say_once(text: str) -> None:
+    if text not in _said:
+        _said.add(text)
+        warnings.warn(text, TextWarning, stacklevel=2)
+
+
+def lines_of(stream: Iterable[bytes], name: str) -> Iterator[str]:
+    """The lines of a binary stream, each as soon as it is there.
+
+    Args:
+        stream: an open binary file, such as ``sys.stdin.buffer``.
+        name: what errors and warnings call it.
+
+    Raises:
+        ValueError: if a line is not UTF-8, naming it and the byte.
+    """
+    for number, line in enumerate(stream, 1):
+        if number == 1 and line.startswith(_BOM):
+            _say_once(f"{name}: the byte order mark is dropped")
+            line = line.removeprefix(_BOM)
+            if not line:
+                return
+        if line.endswith(b"\r\n"):
+            _say_once(f"{name}: carriage returns before line ends are dropped")
+            line = line[:-2]
+        elif line.endswith(b"\n"):
+            line = line[:-1]
+        try:
+            text = line.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise ValueError(
+                f"{name}:{number}: expected UTF-8 text, but byte {error.start + 1} of the line is "
+                f"0x{line[error.start]:02x} ({error.reason})"
+            ) from None
+        yield text
+
+
+@dataclass(frozen=True)
+class Lines:
+    """The lines of a file, gzipped or not, read anew each time and never all held."""
+
+    path: Path
+
+    def __iter__(self) -> Iterator[str]:
+        with _opened(self.path) as file:
+            yield from lines_of(file, str(self.path))
+
+    def place(self, index: int) -> str:
+        """Where the line with this number, from 0, stands: ``file:line``, from 1."""
+        return f"{self.path}:{index + 1}"
+
+
+def open_lines(path: str | os.PathLike[str]) -> Lines:
+    """The lines of a file, as a stream that can be read again.
+
+    Raises:
+        OSError: if there is no such file, naming the nearest one.
+    """
+    return Lines(_existing(path))
+
+
+def read_lines(path: str | os.PathLike[str]) -> list[str]:
+    """All lines of a file."""
+    return list(open_lines(path))
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[io.BufferedReader]:
+    """The bytes of a file, unpacked if it is gzipped, which its first bytes tell."""
+    with path.open("rb") as file:
+        if file.peek(2)[:2] != _GZIP:
+            yield file
+            return
+        try:
+            # Without a buffer of its own each line would cost a call into gzip's Python.
+            yield io.BufferedReader(cast(io.RawIOBase, gzip.GzipFile(fileobj=file)))
+        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+            raise OSError(f"{path}: the gzip file is damaged: {error}") from None
+
+
+def _existing(path: str | os.PathLike[str]) -> Path:
+    found = Path(path)
+    if found.is_dir():
+        raise IsADirectoryError(f"{found} is a folder: expected a file")
+    if not found.exists():
+        folder = found.parent
+        if not folder.is_dir():
+            raise FileNotFoundError(f"no file {found}: there is no folder {folder}")
+        raise FileNotFoundError(f"no file {found}{nearest(found.name, os.listdir(folder))}")
+    return found
+
+
+@dataclass(frozen=True)
+class ParallelText:
+    """Pairs (source, target) in their order, read anew each time and never all held.
+
+    Attributes:
+        files: one TSV file, or the file of the source and the file of the target.
+        name: for people.
+        source, target: the languages, if known.
+        columns: of a TSV, the numbers of the source's and the target's.
+        several: whether a source may come again with another translation that is as right; see ``references``.
+    """
+
+    files: tuple[Path, ...]
+    name: str
+    source: str = ""
+    target: str = ""
+    columns: tuple[int, int] = (0, 1)
+    several: bool = False
+
+    def __iter__(self) -> Iterator[tuple[str, str]]:
+        """The pairs.
+
+        Raises:
+            ValueError: naming file and line, if a line is not UTF-8 or has no partner.
+            OSError: if a file cannot be read.
+        """
+        return self._cells() if len(self.files) == 1 else self._side_by_side()
+
+    def _cells(self) -> Iterator[tuple[str, str]]:
+        source, target = self.columns
+        for index, line in enumerate(Lines(self.files[0])):
+            cells = line.split("\t", 2)
+            if len(cells) < 2:
+                shown = repr(line) if len(line) <= _SHOWN else repr(line[:_SHOWN]) + "…"
+                raise ValueError(f"{self.place(index)}: expected source TAB target, but the line has no tab: {shown}")
+            yield cells[source], cells[target]
+
+    def _side_by_side(self) -> Iterator[tuple[str, str]]:
+        for index, (source, target) in enumerate(zip_longest(*map(Lines, self.files))):
+            if source is None or target is None:
+                short, long = self.files if source is None else self.files[::-1]
+                total = sum(1 for _ in Lines(long))
+                raise ValueError(
+                    f"{short} has {index:,} lines and {long} has {total:,}: line {index + 1:,} has no partner"
+                )
+            yield source, target
+
+    def place(self, index: int) -> str:
+        """Where the pair with this number, from 0, stands: ``file:line``, from 1, of each file."""
+        return ", ".join(Lines(path).place(index) for path in self.files)
+
+    def fingerprint(self) -> str:
+        """A sha256 of what the files hold, unpacked, and of how it is read: the same wherever they are."""
+        whole = hashlib.sha256(repr(self.columns if len(self.files) == 1 else len(self.files)).encode())
+        for path in self.files:
+            whole.update(_content_digest(path).encode())
+        return whole.hexdigest()
+
+
+def open_pairs(spec: str | Sequence[str], source: str = "", target: str = "", swap: bool = False) -> ParallelText:
+    """Parallel text from files or from a named set.
+
+    Args:
+        spec: a TSV file, of which the first two columns count; two files whose lines belong together, as a list or
+            with a comma between; or a set and its part, such as "multi30k:train".
+        source, target: the languages as they stand there; a set of more than two languages needs them.
+        swap: read the pairs the other way round, languages too.
+
+    Raises:
+        ValueError: if the spec, the languages or the first line are not as expected.
+        OSError: if a file is missing, naming the nearest; or a set, saying how to get it.
+    """
+    given = [spec] if isinstance(spec, str) else list(spec)
+    if len(given) == 1 and not Path(given[0]).is_file():
+        name, colon, part = given[0].partition(":")
+        if name in SETS or (colon and "," not in part and os.sep not in given[0]):
+            text = named(name).open(part, source, target)
+            return _swapped(text) if swap else text
+        given = given[0].split(",")
+    if not 1 <= len(given) <= 2 or not all(given):
+        raise ValueError(f"expected a TSV file, two files or a set and its part, such as multi30k:train, not {spec!r}")
+    files = tuple(_existing(name) for name in given)
+    for path in files:
+        if not path.is_file():
+            raise OSError(f"{path} can be read only once: expected a file")
+        if next(iter(Lines(path)), None) is None:
+            raise ValueError(f"{path} is empty: expected a pair a line")
+    text = ParallelText(files, ", ".join(path.name for path in files), source, target)
+    text = _swapped(text) if swap else text
+    next(iter(text))  # a wrong kind of file is told before any work is done
+    return text
+
+
+def _swapped(text: ParallelText) -> ParallelText:
+    """The same pairs the other way round."""
+    return replace(
+        text,
+        files=text.files[::-1],
+        columns=text.columns[::-1] if len(text.files) == 1 else text.columns,
+        source=text.target,
+        target=text.source,
+    )
+
+
+def references(pairs: Iterable[tuple[str, str]]) -> tuple[list[str], list[list[str]]]:
+    """The different sources in order of first sight, and for each all its translations, each once."""
+    found: dict[str, dict[str, None]] = {}
+    for source, target in pairs:
+        found.setdefault(source, {})[target] = None
+    return list(found), [list(targets) for targets in found.values()]
+
+
+def _content_digest(path: Path) -> str:
+    """The sha256 of what a file holds, unpacked, as hexadecimal digits."""
+    with _opened(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@dataclass(frozen=True)
+class SetFile:
+    """A file of a named set. It may stand gzipped, with ``.gz`` added to its name.
+
+    Attributes:
+        path: below the folder of the set.
+        size, sha256: of the file as it was published.
+        url: where; empty if it cannot be downloaded.
+    """
+
+    path: str
+    size: int
+    sha256: str
+    url: str = ""
+
+    def below(self, root: Path) -> Path | None:
+        """Where the file stands below this folder, if it does."""
+        return next((path for end in ("", ".gz") if (path := root / (self.path + end)).is_file()), None)
+
+
+@dataclass(frozen=True)
+class NamedSet:
+    """A corpus with a name.
+
+    Attributes:
+        name, title: for the shell and for people.
+        folder: below WEFT_DATA or the cache; empty for what comes with weft.
+        pattern: of its paths, with {part} and with {language} (a file for each) or {pair} (a TSV for both).
+        languages: that it has.
+        parts: name -> what its files call it. That is a name as well.
+        files: path -> file.
+        origin, licence, citation: as its makers say.
+        several: see ParallelText.
+    """
+
+    name: str
+    title: str
+    folder: str
+    pattern: str
+    languages: tuple[str, ...]
+    parts: Mapping[str, str]
+    files: Mapping[str, SetFile]
+    origin: str
+    licence: str
+    citation: str
+    several: bool = False
+
+    @property
+    def downloadable(self) -> bool:
+        """Whether ``get`` can bring it."""
+        return all(file.url for file in self.files.values())
+
+    @property
+    def size(self) -> int:
+        """Of all files as published, in bytes."""
+        return sum(file.size for file in self.files.values())
+
+    def home(self, files: Iterable[SetFile] | None = None) -> Path | None:
+        """The first folder in which these files, or all, stand: below WEFT_DATA, then below the cache."""
+        wanted = list(self.files.values() if files is None else files)
+        data = os.environ.get("WEFT_DATA")
+        roots = [Path(data) / self.folder] if data else []
+        roots.append(self.cache)
+        if not self.folder:
+            roots = [Path(__file__).resolve().parent.parent / "shipped"]
+        return next((root for root in roots if all(file.below(root) for file in wanted)), None)
+
+    @property
+    def cache(self) -> Path:
+        """The folder that it is downloaded into."""
+        return cache_folder() / "data" / self.folder
+
+    def _pick(self, part: str, source: str, target: str) -> list[SetFile]:
+        """The file of both languages in this order, or the source's and the target's; none if there is no such pair."""
+        fill = {"part": self.parts.get(part, part), "pair": f"{source}-{target}"}
+        paths = dict.fromkeys(self.pattern.format(language=language, **fill) for language in (source, target))
+        return [self.files[path] for path in paths] if all(path in self.files for path in paths) else []
+
+    def open(self, part: str, source: str = "", target: str = "") -> ParallelText:
+        """A part of the set.
+
+        Raises:
+            ValueError: if there is no such part or pair, or if the languages are missing and not clear.
+            OSError: if the files are not here, saying how to get them.
+        """
+        names = [*self.parts, *self.parts.values()]
+        if part not in names:
+            hint = nearest(part, names)
+            raise ValueError(f"{self.name} has no part {part!r}: expected {_any_of(self.parts)}{hint}")
+        if len(self.languages) == 2:
+            first, second = self.languages
+            source = source or (first if target != first else second)
+            target = target or (first if source != first else second)
+        straight = self._pick(part, source, target)
+        files = straight or self._pick(part, target, source)
+        if source == target or not files:
+            pairs = _any_of("-".join(pair) for pair in combinations(self.languages, 2) if self._pick(part, *pair))
+            raise ValueError(
+                f"{self.name} needs source and target: expected {pairs}, either way, not {source!r} and {target!r}"
+            )
+        home = self.home(files)
+        if home is None:
+            raise FileNotFoundError(self.absent())
+        paths = tuple(path for file in files if (path := file.below(home)))
+        columns = (0, 1) if straight else (1, 0)
+        return ParallelText(paths, f"{self.name}:{part} {source}-{target}", source, target, columns, self.several)
+
+    def absent(self) -> str:
+        """What to do about a set that is not here."""
+        where = f"WEFT_DATA to the folder of {self.folder}/{next(iter(self.files))}, gzipped or not"
+        if self.downloadable:
+            return f"{self.name} is not here: `weft data get {self.name}` downloads it; or set {where}"
+        return f"{self.name} is not here and cannot be downloaded: set {where}"
+
+
+def _any_of(names: Iterable[str]) -> str:
+    *rest, last = names
+    return f"{', '.join(rest)} or {last}" if rest else last
+
+
+def cache_folder() -> Path:
+    """Where weft keeps what it can get or make again: WEFT_CACHE, else weft in XDG_CACHE_HOME or ~/.cache."""
+    if given := os.environ.get("WEFT_CACHE"):
+        return Path(given)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "weft"
+
+
+def named(name: str) -> NamedSet:
+    """The set of this name.
+
+    Raises:
+        ValueError: if there is none, naming the nearest.
+    """
+    if name not in SETS:
+        raise ValueError(f"no set {name!r}: expected {_any_of(SETS)}{nearest(name, SETS)}")
+    return SETS[name]
+
+
+def find(name: str, part: str, source: str = "", target: str = "") -> tuple[Path, ...]:
+    """The files of a part of a named set: a TSV, or the source's and the target's.
+
+    Raises:
+        ValueError: if there is no such set, part or pair.
+        OSError: if the files are not here, saying how to get them.
+    """
+    return named(name).open(part, source, target).files
+
+
+def get(name: str, progress: Progress | None = None) -> Path:
+    """The folder of a named set with every file of it, verified; downloaded into the cache if it is nowhere.
+
+    Args:
+        name: of the set.
+        progress: called with the bytes that are there and those in all.
+
+    Raises:
+        ValueError: if there is no such set.
+        OSError: if it cannot be downloaded, or a file is not the published one.
+    """
+    chosen = named(name)
+    home = chosen.home()
+    if home is None and not chosen.downloadable:
+        raise FileNotFoundError(chosen.absent())
+    done = 0
+
+    def tell(here: int, _: int) -> None:
+        if progress is not None:
+            progress(done + here, chosen.size)
+
+    for file in chosen.files.values():
+        if home is None:
+            fetch(file.url, chosen.cache / file.path, file.sha256, file.size, tell)
+        elif (path := file.below(home)) and file.sha256 not in (digest(path), _content_digest(path)):
+            raise OSError(f"{path} is not the file of {name}: expected sha256 {file.sha256}; remove it and get another")
+        tell(file.size, file.size)
+        done += file.size
+    return home or chosen.cache
+
+
+def describe(name: str) -> dict[str, str]:
+    """What there is to say of a named set, for people."""
+    chosen = named(name)
+    home = chosen.home()
+    return {
+        "name": name,
+        "title": chosen.title,
+        "languages": ", ".join(chosen.languages),
+        "parts": ", ".join(chosen.parts),
+        "size": f"{chosen.size / 1e6:.1f} MB",
+        "here": str(home) if home else "no",
+        "download": f"weft data get {name}" if chosen.downloadable else "none",
+        "origin": chosen.origin,
+        "licence": chosen.licence,
+        "citation": chosen.citation,
+    }
+
+
+def _table(rows: str, base: str = "") -> dict[str, SetFile]:
+    """Files from lines of path, size and sha256, published below a base."""
+    split = (row.split() for row in rows.strip().splitlines())
+    return {path: SetFile(path, int(size), sha256, base and base + path) for path, size, sha256 in split}
+
+
+_MULTI30K = "https://raw.githubusercontent.com/multi30k/dataset/a3d2e0d26b56f3846f66a952536ffed4e401d05a/data/task1/"
+_MULTI30K_PARTS = {
+    "train": "train",
+    "validation": "val",
+    "test2016": "test_2016_flickr",
+    "test2017": "test_2017_flickr",
+    "mscoco": "test_2017_mscoco",
+}
+_MULTI30K_LICENCE = "no licence file; provided for non-commercial research and education"
+_MULTI30K_CITATION = "Elliott et al. 2016, Multi30K (W16-3210); Elliott et al. 2017 (W17-4718): French, 2017, MSCOCO"
+_TATOEBA_LICENCE = "CC BY 2.0 FR; attribution: www.manythings.org/anki and tatoeba.org"
+_TATOEBA_CITATION = "the Tatoeba project, tatoeba.org; manythings.org/anki"
+
+_MULTI30K_TOK_FILES = """
+tok/train.lc.norm.tok.en            1837696 08925f8e0572bcd5a006702fc5fe20e2d77c6917d4eebd576fc20de6693c2119
+tok/train.lc.norm.tok.de            2150008 cb5a23529b65ec2061f1dc446192a9c37382b63cc75f81a0be59d34894b3a505
+tok/train.lc.norm.tok.fr            2235588 8fa41bb718412bcb7c5dfa58603842810a01543eae86a51279f9886b901266e1
+tok/val.lc.norm.tok.en                64608 46573ce391ae227f1c72f873392436a20ef18e0a6d518098cfbd70b77c8572ec
+tok/val.lc.norm.tok.de                77273 97232bd273eceb7207f689527386a97e4be2616b18ada47576bdaf96c8ae1f00
+tok/val.lc.norm.tok.fr                78242 b303e301aa21fe7822a846b2b3fb2d5a1121ec807cd5b1d006fb7b2b5507168a
+tok/test_2016_flickr.lc.norm.tok.en   63307 5b7f32627cf99eced828311b955dae9800bb52bc8b91cf8b6526829e605b29d2
+tok/test_2016_flickr.lc.norm.tok.de   71917 c6a33d39d48f9f510de147651316cd9d918e09ad0219df734a2f16b6baccacc4
+tok/test_2016_flickr.lc.norm.tok.fr   76394 1463bd5960f9bfe098ec3cd752d3df0c49c84dc646fb518964a29232658cd836
+tok/test_2017_flickr.lc.norm.tok.en   56123 c9d1dfd7a26add989382e534af235af9f0f658b2a30e7eb0efdaf142496ee54f
+tok/test_2017_flickr.lc.norm.tok.de   65228 02067e4a9402786a4fcb8c1b6f4307e4a5073ced64800abead5273b54f5f31f6
+tok/test_2017_flickr.lc.norm.tok.fr   69537 c0583117a47b31e8a6c6a97cfe8de153e462074668f4e994764fcc80b21d33b4
+tok/test_2017_mscoco.lc.norm.tok.en   25380 fe69ae004d71c42ead0301e70c57de5b1b6b5fb7f52210d42b22801e98e656f3
+tok/test_2017_mscoco.lc.norm.tok.de   30464 e2825990b8a4e5289d2cdba801d57c187810bab9b4f5d87a30c35800a0d871b6
+tok/test_2017_mscoco.lc.norm.tok.fr   31725 0b6a4620f02b6b9acf7811fda23f90fed9c6baa0b96aa224db50a273078c84d1
+"""
+_MULTI30K_RAW_FILES = """
+raw/train.en.gz            568929 d79cfa999dd4c51d2cb42499b6796d5a882c3a8a961923c25a898c90f8bbd56f
+raw/train.de.gz            637044 726e39b2fa9eb9ffb6dc763fb35a179f80fae06ffc5d28b6ace5faa883de28a6
+raw/train.fr.gz            604242 622e75069e9f4c577425c4f277116ce66e63a2401c0a2312d90073cb12379a3c
+raw/val.en.gz               21650 14f7d25ddd868909a9213e361768460edcacdd6ab9d1e77b92560dc10c10dc28
+raw/val.de.gz               24681 f0cba2f995189cf5770f29a8a9a537a3ad3f51657ad873405082ff6863a5e75a
+raw/val.fr.gz               23001 ca3106f1a72390591d25f6c45cb4cd39dec4cd3f123e099748a3ce5256c160e9
+raw/test_2016_flickr.en.gz  21077 611d361c6334bc7246101d48097c13cf5c4413c5befc793cc629934359d532d9
+raw/test_2016_flickr.de.gz  22890 9204244e408ccb38d2a55cfcd344df15005fc42a07a6e55ca6c52b6ababb8cc8
+raw/test_2016_flickr.fr.gz  22310 6d326e188d259fb1d04ac19eae3af956559b3a0b93d7635e56c90987c40c8b90
+raw/test_2017_flickr.en.gz  19138 76a444ee25172e72695cddb13ae4a3bda59430617be88e0bb46b60504f054074
+raw/test_2017_flickr.de.gz  21471 a2c89666db00c495cd8513b9d708d5a3acc205d7de312ef2bf5fb7ebc1540aee
+raw/test_2017_flickr.fr.gz  20434 3ba671ceb2299f3304ffafefea7a833d08632fbaf0ba18546f8a2ec2391af496
+raw/test_2017_mscoco.en.gz   8844 aab300bfb4427697987e02cd0aacd44bfe8aa50456231b6474c08038bbed2b58
+raw/test_2017_mscoco.de.gz  10230 799e4854c25d601cb6cb6be29eabe5667734c61ace2f495e03e429031a0bc338
+raw/test_2017_mscoco.fr.gz   9751 754f3072ba9f124569ba5258b32730fc1d214bbf8e0c6dfb2b74401676220db0
+"""
+_TATOEBA_FILES = """
+en-de/train.tsv 12107966 a0a30e7d2fcf82d41b017933631e660d368ddf6a1c03c89b4b0a3591fc10b58e
+en-de/val.tsv      60236 0c327cff1233ca55210c2ec20955400c370e2a2413671f2e0485ed85221dd86f
+en-de/test.tsv     62382 aa812526de183df2e40dd354b128510dcd9b133e6ec55d49217b6194dbfe3d75
+en-es/train.tsv  7907114 c2ab6aa6d425e91237203c0efe75facba8f97751de11184d5add59ea342bcd64
+en-es/val.tsv      41224 1701938ad373fd0393c907fdb1390ccf1d47f8aafed4ec43d0ab603bf02384d4
+en-es/test.tsv     38972 4b4ba39261fcc678c2deb3cd12f0ddff8c70003e84e38edcb23f693a92a8da92
+en-fr/train.tsv 11475835 751036488c14beb41bd302f1e9d89cb108d372ee4877642090f5a7cf9c89fd4f
+en-fr/val.tsv      62036 5727d2b8a2447f42e6ffea442be62148c8224e6c478ca83f2169bee5f6c5fa0b
+en-fr/test.tsv     57689 69f1e462b1a340e544b50071f77eedbe3fb9f69590689eba49e29d065ca078b3
+"""
+_SAMPLE_FILES = """
+tatoeba-en-es/train.tsv      1361128 c75ea74b4c97c5300177398da5f0702fd906a5c4acd80f96ba44f7c1cc83f643
+tatoeba-en-es/validation.tsv   41224 1701938ad373fd0393c907fdb1390ccf1d47f8aafed4ec43d0ab603bf02384d4
+tatoeba-en-es/test.tsv         38972 4b4ba39261fcc678c2deb3cd12f0ddff8c70003e84e38edcb23f693a92a8da92
+"""
+
+_ALL = (
+    NamedSet(
+        name="multi30k",
+        title="captions of photographs, lower-cased and tokenised (Moses)",
+        folder="multi30k",
+        pattern="tok/{part}.lc.norm.tok.{language}",
+        languages=("en", "de", "fr"),
+        parts=_MULTI30K_PARTS,
+        files=_table(_MULTI30K_TOK_FILES, _MULTI30K),
+        origin=_MULTI30K + "tok",
+        licence=_MULTI30K_LICENCE,
+        citation=_MULTI30K_CITATION,
+    ),
+    NamedSet(
+        name="multi30k-raw",
+        title="captions of photographs, as they were written",
+        folder="multi30k",
+        pattern="raw/{part}.{language}.gz",
+        languages=("en", "de", "fr"),
+        parts=_MULTI30K_PARTS,
+        files=_table(_MULTI30K_RAW_FILES, _MULTI30K),
+        origin=_MULTI30K + "raw",
+        licence=_MULTI30K_LICENCE,
+        citation=_MULTI30K_CITATION,
+    ),
+    NamedSet(
+        name="tatoeba",
+        title="everyday sentences, split so that no sentence of validation or test is in train",
+        folder="tatoeba",
+        pattern="{pair}/{part}.tsv",
+        languages=("en", "de", "es", "fr"),
+        parts={"train": "train", "validation": "val", "test": "test"},
+        files=_table(_TATOEBA_FILES),  # the split was made for weft and is published nowhere
+        origin="deu-eng, spa-eng and fra-eng of manythings.org/anki, 2018 and 2019, split for weft",
+        licence=_TATOEBA_LICENCE,
+        citation=_TATOEBA_CITATION,
+        several=True,
+    ),
+    NamedSet(
+        name="tatoeba-sample",
+        title="20,000 pairs of tatoeba en-es with its validation and test parts; comes with weft",
+        folder="",
+        pattern="tatoeba-{pair}/{part}.tsv",
+        languages=("en", "es"),
+        parts={"train": "train", "validation": "validation", "test": "test"},
+        files=_table(_SAMPLE_FILES),
+        origin="spa-eng of manythings.org/anki, 2018, split and sampled for weft",
+        licence=_TATOEBA_LICENCE,
+        citation=_TATOEBA_CITATION,
+        several=True,
+    ),
+)
+SETS: dict[str, NamedSet] = {chosen.name: chosen for chosen in _ALL}
