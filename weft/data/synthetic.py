@@ -12,26 +12,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-PAD, BOS, EOS = 0, 1, 2
+from weft.config import BOS, EOS, PAD
+from weft.data.batching import Batch
+
+__all__ = ["BOS", "EOS", "FIRST", "PAD", "TASKS", "Batch", "Task", "is_held_out"]
+
 FIRST = 3  # the id of the first symbol
 
 _HELD_OUT = 8  # one sequence in so many is held out
 _TRIES = 1000  # draws without one that fits, after which there is none
-
-
-class Batch(NamedTuple):
-    """Pairs of sequences, padded at the right to the longest.
-
-    A decoder reads ``target[:, :-1]`` and should say ``target[:, 1:]``.
-    """
-
-    source: Tensor  # [B, N] the symbols, EOS, padding
-    target: Tensor  # [B, N + 1] BOS, the symbols of the answer, EOS, padding
 
 
 def _reverse(symbols: Tensor, lengths: Tensor) -> Tensor:
