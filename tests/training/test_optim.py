@@ -1,0 +1,212 @@
+"""Schedules against formulas and torch's schedulers, the update against torch's plain AdamW, means against numpy."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from tests.training.toys import Gru
+from weft.config import TrainingConfig
+from weft.training.optim import Mean, Optimizer, average, learning_rate, normalize
+
+
+def rates(**settings: Any) -> list[float]:
+    config = TrainingConfig(**settings)
+    return [learning_rate(config, step) for step in range(1, config.steps + 1)]
+
+
+def by_torch(make: Any, warmup: int, steps: int, peak: float) -> list[float]:
+    """What torch's schedulers give: a line up to the peak at step ``warmup``, and ``make`` from there on."""
+    from torch.optim.lr_scheduler import LinearLR, SequentialLR
+
+    optimizer = torch.optim.SGD([torch.zeros((), requires_grad=True)], lr=peak)
+    up = LinearLR(optimizer, start_factor=1 / warmup, total_iters=warmup - 1)
+    schedule = SequentialLR(optimizer, [up, make(optimizer)], milestones=[warmup - 1])
+    found = []
+    for _ in range(steps):
+        found.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        schedule.step()
+    return found
+
+
+def test_inverse_sqrt_is_the_schedule_of_2017() -> None:
+    # lrate = dim^-0.5 · min(step^-0.5, step · warmup^-1.5), whose highest is (dim · warmup)^-0.5
+    dim, warmup = 512, 40
+    expected = [dim**-0.5 * min(t**-0.5, t * warmup**-1.5) for t in range(1, 201)]
+    peak = (dim * warmup) ** -0.5
+    assert rates(steps=200, warmup=warmup, learning_rate=peak, schedule="inverse_sqrt") == pytest.approx(expected)
+
+
+def test_cosine_is_that_of_torch() -> None:
+    from torch.optim.lr_scheduler import CosineAnnealingLR
+
+    expected = by_torch(lambda o: CosineAnnealingLR(o, T_max=90, eta_min=0.05 * 0.3), 10, 100, 0.3)
+    given = rates(steps=100, warmup=10, learning_rate=0.3, schedule="cosine", final_rate=0.05)
+    assert given == pytest.approx(expected)
+    assert given[9] == 0.3
+    assert given[-1] == pytest.approx(0.3 * 0.05)
+
+
+def test_wsd_goes_up_stays_and_goes_down_in_lines() -> None:
+    given = rates(steps=100, warmup=10, learning_rate=0.5, schedule="wsd", decay=0.2, final_rate=0.1)
+    corners = np.interp(np.arange(1, 101), [0, 10, 80, 100], [0.0, 0.5, 0.5, 0.05])
+    assert given == pytest.approx(corners.tolist())
+
+
+def test_constant_and_no_warmup() -> None:
+    assert rates(steps=5, warmup=0, learning_rate=0.5, schedule="constant") == [0.5] * 5
+    assert rates(steps=4, warmup=2, learning_rate=0.5, schedule="constant") == [0.25, 0.5, 0.5, 0.5]
+    assert rates(steps=4, warmup=0, learning_rate=0.5, schedule="inverse_sqrt")[3] == 0.25
+    assert rates(steps=3, warmup=0, learning_rate=0.5, schedule="wsd", decay=0.0) == [0.5] * 3
+
+
+@given(
+    schedule=st.sampled_from(["inverse_sqrt", "cosine", "wsd", "constant"]),
+    steps=st.integers(1, 60),
+    warmup=st.integers(0, 80),
+    decay=st.floats(0.0, 0.99),
+    final_rate=st.floats(0.0, 0.99),
+)
+def test_every_schedule_rises_then_never_rises(
+    schedule: str, steps: int, warmup: int, decay: float, final_rate: float
+) -> None:
+    given = rates(schedule=schedule, steps=steps, warmup=warmup, decay=decay, final_rate=final_rate, learning_rate=2.0)
+    assert all(0.0 <= rate <= 2.0 for rate in given)
+    assert given[:warmup] == sorted(given[:warmup])
+    assert all(a >= b - 1e-12 for a, b in pairwise(given[max(warmup - 1, 0) :]))
+
+
+def small_model() -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Embedding(5, 4), nn.LayerNorm(4), nn.Linear(4, 3)).double()
+
+
+def test_updates_are_those_of_plain_adamw_with_decay_for_matrices_only() -> None:
+    config = TrainingConfig(steps=9, warmup=3, learning_rate=0.1, weight_decay=0.3, beta1=0.8, beta2=0.95, eps=1e-7)
+    mine, plain = small_model(), small_model()
+    matrices = [p for p in plain.parameters() if p.dim() == 2]
+    vectors = [p for p in plain.parameters() if p.dim() == 1]
+    assert (len(matrices), len(vectors)) == (2, 3)
+    torch_adam = torch.optim.AdamW(
+        [{"params": matrices, "weight_decay": 0.3}, {"params": vectors, "weight_decay": 0.0}],
+        betas=(0.8, 0.95),
+        eps=1e-7,
+        foreach=False,
+    )
+    optimizer = Optimizer(mine, config)
+    for step in range(1, 10):
+        if step == 5:  # a new one with the same moments goes on as if it were the old one
+            stored = {name: tensor.clone() for name, tensor in optimizer.tensors().items()}
+            optimizer = Optimizer(mine, config)
+            for name, tensor in optimizer.tensors().items():
+                tensor.copy_(stored[name])
+            optimizer.begin_after(4)
+        for p, q in zip(mine.parameters(), plain.parameters(), strict=True):
+            p.grad = torch.randn_like(p)
+            q.grad = p.grad.clone()
+        for group in torch_adam.param_groups:
+            group["lr"] = learning_rate(config, step)
+        assert optimizer.step(step) == learning_rate(config, step)
+        torch_adam.step()
+        assert all(p.grad is None for p in mine.parameters())
+    for p, q in zip(mine.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-12, atol=1e-12)
+
+
+def test_what_is_not_trained_is_left_alone() -> None:
+    model = small_model()
+    frozen = model[0].weight.requires_grad_(False).clone()
+    optimizer = Optimizer(model, TrainingConfig(weight_decay=0.5))
+    assert "0.weight" not in optimizer.parameters
+    assert [float(g.abs().sum()) for g in optimizer.gradients()] == [0.0] * 4  # no part in a step: zero
+    optimizer.step(1)
+    assert torch.equal(model[0].weight, frozen)
+
+
+def test_a_tied_parameter_is_updated_once() -> None:
+    assert [name for name in Optimizer(Gru(), TrainingConfig()).parameters if "output" in name] == ["output.bias"]
+
+
+@pytest.mark.parametrize(("count", "clip"), [(1, 0.0), (7, 0.0), (7, 0.1), (7, 1e9), (1, 1.0)])
+def test_normalize_is_a_division_and_torchs_clipping(count: int, clip: float) -> None:
+    gradients = [torch.randn(3, 4), torch.randn(5)]
+    parameters = [g.clone().requires_grad_() for g in gradients]
+    for p, g in zip(parameters, gradients, strict=True):
+        p.grad = g / count
+    expected = torch.nn.utils.clip_grad_norm_(parameters, clip or math.inf)
+    assert normalize(gradients, count, clip) == pytest.approx(float(expected))
+    for p, g in zip(parameters, gradients, strict=True):
+        torch.testing.assert_close(p.grad, g, rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_normalize_leaves_what_is_no_number(bad: float) -> None:
+    gradients = [torch.tensor([1.0, bad]), torch.tensor([2.0])]
+    assert not math.isfinite(normalize(gradients, 3, 1.0))
+    assert gradients[1].item() == 2.0
+
+
+def test_normalize_of_nothing_is_nothing() -> None:
+    gradients = [torch.zeros(3)]
+    assert normalize(gradients, 3, 1.0) == 0.0
+    assert gradients[0].tolist() == [0.0] * 3
+
+
+@pytest.mark.parametrize("decay", [0.05, 0.5, 0.999])
+def test_the_mean_is_its_formula(decay: float) -> None:
+    parameter = nn.Parameter(torch.randn(4, dtype=torch.float64))
+    mean = Mean({"p": parameter}, decay)
+    expected = parameter.detach().numpy().copy()
+    for t in range(1, 30):
+        parameter.data = torch.randn(4, dtype=torch.float64)
+        mean.update(t)
+        d = min(decay, (1 + t) / (10 + t))
+        expected = d * expected + (1 - d) * parameter.detach().numpy()
+    np.testing.assert_allclose(mean.values["p"].numpy(), expected, rtol=1e-12)
+    assert not mean.values["p"].requires_grad
+
+
+def test_swapping_is_exact_and_undone_by_errors_too() -> None:
+    parameter = nn.Parameter(torch.randn(1000))
+    mean = Mean({"p": parameter}, 0.9)
+    with torch.no_grad():
+        parameter.mul_(1.1)
+    before, average_before = parameter.detach().clone(), mean.values["p"].clone()
+    storage = parameter.data_ptr()
+
+    def fail() -> None:
+        with mean.swapped():
+            assert torch.equal(parameter, average_before)
+            assert torch.equal(mean.values["p"], before)
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    assert torch.equal(parameter, before)
+    assert torch.equal(mean.values["p"], average_before)
+    assert parameter.data_ptr() == storage
+
+
+def test_average_is_the_mean_in_fp64() -> None:
+    models: list[dict[str, Tensor]] = [
+        {"w": torch.randn(50) * 10.0**n, "steps": torch.tensor(n), "h": torch.randn(3).bfloat16()} for n in range(5)
+    ]
+    found = average(iter(models))
+    expected = np.mean([m["w"].numpy().astype(np.float64) for m in models], axis=0).astype(np.float32)
+    assert found["w"].dtype == torch.float32
+    assert found["w"].numpy().tolist() == expected.tolist()
+    assert found["steps"].item() == 4
+    assert found["h"].dtype == torch.bfloat16
+    one = average([models[0]])
+    assert torch.equal(one["w"], models[0]["w"])
+    with pytest.raises(ValueError, match="at least one"):
+        average([])

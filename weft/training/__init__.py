@@ -1,0 +1,1 @@
+"""Training: one loop for every model, checkpoints that resume exactly, optimisers and progress."""

@@ -1,0 +1,183 @@
+"""How an update changes the parameters: schedules, AdamW, the mean of the weights over time.
+
+Schedules are pure functions of the step, and everything else that lasts from one step to the next is tensors by name:
+what a checkpoint stores is all there is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from math import cos, pi, sqrt
+
+import torch
+from torch import Tensor, nn
+
+from weft.config import TrainingConfig
+
+
+def learning_rate(config: TrainingConfig, step: int) -> float:
+    """The learning rate of update number ``step`` = 1 … steps, of which the first ``warmup`` go up in a line.
+
+    With t the step, w the warm-up, T the steps, f the final rate as a share of the highest::
+
+        constant      1
+        inverse_sqrt  √(w / t)
+        cosine        f + (1 − f) · (1 + cos(π (t − w) / (T − w))) / 2
+        wsd           1, and in the last d = min(decay · T, T − w) steps 1 − (1 − f) · (t − T + d) / d
+    """
+    warmup, end = config.warmup, config.steps
+    share = 1.0
+    if step < warmup:
+        share = step / warmup
+    elif config.schedule == "inverse_sqrt":
+        share = sqrt(max(warmup, 1) / step)
+    elif config.schedule == "cosine":
+        way = min((step - warmup) / max(end - warmup, 1), 1.0)
+        share = config.final_rate + (1.0 - config.final_rate) * (1.0 + cos(pi * way)) / 2.0
+    elif config.schedule == "wsd":
+        decay = min(config.decay * end, end - warmup)
+        way = max(step - end + decay, 0.0) / max(decay, 1.0)
+        share = 1.0 - (1.0 - config.final_rate) * way
+    return config.learning_rate * share
+
+
+class Optimizer:
+    """AdamW (Loshchilov and Hutter 2019) with the learning rate of each step, over the parameters that are trained.
+
+    Weight decay is for matrices: biases and the gains of norms, all that has one dimension, go without. A
+    parameter that had no part in a step has a gradient of zero, on every rank.
+    """
+
+    def __init__(self, model: nn.Module, config: TrainingConfig) -> None:
+        """Make moments of zero for each trained parameter of the model."""
+        self.config = config
+        self.parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        matrices = [p for p in self.parameters.values() if p.dim() > 1]
+        others = [p for p in self.parameters.values() if p.dim() <= 1]
+        groups = [
+            {"params": matrices, "weight_decay": config.weight_decay},
+            {"params": others, "weight_decay": 0.0},
+        ]
+        # fused: one pass over each parameter; 3 M parameters on one core took 2.1 ms, 11 to 15 ms the other ways.
+        self._adam = torch.optim.AdamW(
+            [group for group in groups if group["params"]],
+            lr=config.learning_rate,
+            betas=(config.beta1, config.beta2),
+            eps=config.eps,
+            fused=True,
+        )
+        for p in self.parameters.values():  # what AdamW itself would begin with, but there before the first step
+            self._adam.state[p] = {
+                "step": torch.zeros((), dtype=torch.float32, device=p.device),
+                "exp_avg": torch.zeros_like(p),
+                "exp_avg_sq": torch.zeros_like(p),
+            }
+
+    def gradients(self) -> list[Tensor]:
+        """The gradient of each parameter, zeros for one that had no part."""
+        found = []
+        for p in self.parameters.values():
+            if p.grad is None:
+                p.grad = torch.zeros_like(p)
+            found.append(p.grad)
+        return found
+
+    def step(self, step: int) -> float:
+        """Make update number ``step`` = 1, 2, … from the gradients, forget them, and return the learning rate."""
+        rate = learning_rate(self.config, step)
+        for group in self._adam.param_groups:
+            group["lr"] = rate
+        self._adam.step()
+        self.clear()
+        return rate
+
+    def clear(self) -> None:
+        """Forget the gradients."""
+        self._adam.zero_grad(set_to_none=True)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The moments by name, to be stored or overwritten in place."""
+        state = self._adam.state
+        kinds = ("exp_avg", "exp_avg_sq")
+        return {f"{kind}.{name}": state[p][kind] for kind in kinds for name, p in self.parameters.items()}
+
+    def begin_after(self, step: int) -> None:
+        """Take the moments to be those after this step."""
+        for p in self.parameters.values():
+            self._adam.state[p]["step"].fill_(float(step))
+
+
+def normalize(gradients: list[Tensor], count: int, clip: float) -> float:
+    """Divide gradients, which are sums over ``count`` tokens, by that; then shorten them to the norm ``clip``.
+
+    Both in one pass, in place.
+
+    Returns:
+        The norm over all gradients before it was shortened. If that is no number, they stay as they were.
+    """
+    norm = float(torch.nn.utils.get_total_norm(gradients)) / count
+    if norm < float("inf"):  # and not NaN
+        shorter = min(clip / norm, 1.0) if clip and norm else 1.0
+        torch._foreach_mul_(gradients, shorter / count)
+    return norm
+
+
+class Mean:
+    """The exponential moving average of parameters: mean ← d · mean + (1 − d) · parameter after each step t.
+
+    d = min(decay, (1 + t) / (10 + t)), so that the beginning, from random numbers, is soon forgotten.
+    """
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter], decay: float) -> None:
+        """Begin with the parameters as they are."""
+        self.parameters = dict(parameters)
+        self.decay = decay
+        self.values = {name: p.detach().clone() for name, p in parameters.items()}
+
+    def update(self, step: int) -> None:
+        """Take in the parameters after update number ``step`` = 1, 2, …"""
+        decay = min(self.decay, (1 + step) / (10 + step))
+        with torch.no_grad():
+            torch._foreach_lerp_(list(self.values.values()), list(self.parameters.values()), 1.0 - decay)
+
+    @contextmanager
+    def swapped(self) -> Iterator[None]:
+        """While inside, the model has the mean and the mean's place holds the parameters, bit for bit."""
+        self._swap()
+        try:
+            yield
+        finally:
+            self._swap()
+
+    def _swap(self) -> None:
+        with torch.no_grad():
+            for name, p in self.parameters.items():
+                kept = p.clone()
+                p.copy_(self.values[name])
+                self.values[name].copy_(kept)
+
+
+def average(weights: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """The mean of several models' weights, summed in fp64; of what is no floating point number, the last.
+
+    Raises:
+        ValueError: if there are none.
+    """
+    sums: dict[str, Tensor] = {}
+    dtypes: dict[str, torch.dtype] = {}
+    count = 0
+    for tensors in weights:
+        count += 1
+        for name, tensor in tensors.items():
+            dtypes[name] = tensor.dtype
+            if count > 1 and tensor.is_floating_point():
+                sums[name] += tensor
+            else:
+                sums[name] = tensor.double() if tensor.is_floating_point() else tensor
+    if not count:
+        raise ValueError("expected at least one model to average, not none")
+    return {
+        name: (total / count).to(dtypes[name]) if dtypes[name].is_floating_point else total
+        for name, total in sums.items()
+    }
