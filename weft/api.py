@@ -1,0 +1,580 @@
+"""What ``weft.load`` returns: a model, its tokenizers and the searches as one thing that takes text and gives text.
+
+    model = weft.load("runs/en-de")
+    found = model.translate("a man sleeps")      # or a list: then a list comes back, in the same order
+    found.text, found.score, found.attention
+
+The results are small frozen objects that show themselves in a line, and in notebooks.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from html import escape
+from itertools import islice
+from math import exp
+from typing import Any, Literal, NamedTuple, TypedDict, Unpack, cast, overload
+
+import torch
+from torch import Tensor, nn
+
+from weft import folder
+from weft.config import EOS, PAD, UNK, Recipe, nearest
+from weft.data.tokenizers import Tokenizer, TokenizerPair
+from weft.decoding.align import align
+from weft.decoding.alternatives import alternatives
+from weft.decoding.beam import beam
+from weft.decoding.greedy import greedy
+from weft.decoding.options import Hypothesis, SearchOptions
+from weft.decoding.sampling import SamplingOptions, sample
+from weft.decoding.score import score
+from weft.kernels.machine import bf16_products
+from weft.models.contract import Seq2Seq
+from weft.views.matrix import Matrix
+
+Precision = Literal["auto", "fp32", "bf16"]
+
+BATCH_TOKENS = 4096  # hypotheses × longest source of a batch, padding counted
+TIMES_TRAINED = 8  # a source may have so many times the tokens that a source had in training
+WINDOW = 1024  # lines that are read before the first of them is translated
+
+
+class Options(TypedDict, total=False):
+    """What can be asked of a translation. Left out or None: as the model's recipe says.
+
+    Attributes:
+        beam, length_penalty, coverage_penalty, patience, max_ratio, max_extra, no_repeat, replace_unknown: see
+            ``weft.config.DecodingConfig``.
+        n_best: how many translations of each source; the beam is as wide at least, unless it is given.
+        sample: draw the translations at random instead of searching for the best; n_best of them, in the order drawn.
+        temperature, top_k, top_p, min_p, seed: of the draw, see ``weft.decoding.sampling.SamplingOptions``.
+        batch_tokens: a batch has hypotheses × longest source ≤ this, padding counted; more need more memory.
+        to: the language, for those who want to be sure that it is the model's.
+    """
+
+    beam: int | None
+    length_penalty: float | None
+    coverage_penalty: float | None
+    patience: float | None
+    max_ratio: float | None
+    max_extra: int | None
+    no_repeat: int | None
+    replace_unknown: bool | None
+    n_best: int | None
+    sample: bool | None
+    temperature: float | None
+    top_k: int | None
+    top_p: float | None
+    min_p: float | None
+    seed: int | None
+    batch_tokens: int | None
+    to: str | None
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One translation of a source.
+
+    Attributes:
+        text: the translation.
+        score: what it was ranked by.
+        log_prob: log p(translation | source).
+        ids: the numbers of its tokens, without the end token.
+        token_log_probs: of each token, and of the end token if it came.
+        finished: whether it did; if not, the translation was cut off at its greatest length.
+    """
+
+    text: str
+    score: float
+    log_prob: float
+    ids: tuple[int, ...] = field(repr=False)
+    token_log_probs: tuple[float, ...] = field(repr=False)
+    finished: bool
+    tokenizer: Tokenizer = field(repr=False, compare=False)
+
+    @cached_property
+    def tokens(self) -> tuple[str, ...]:
+        """Its tokens as labels, without the end token."""
+        return tuple(self.tokenizer.tokens(self.ids))
+
+    @property
+    def perplexity(self) -> float:
+        """The inverse of the geometric mean of the tokens' probabilities."""
+        return exp(min(-self.log_prob / max(len(self.token_log_probs), 1), 700.0))  # e^710 is no float
+
+
+@dataclass(frozen=True)
+class Translation:
+    """A source and its translations, best first. What the best one has, the translation has too.
+
+    Attributes:
+        source: the text that was given.
+        source_ids: the numbers of its tokens, without the end token.
+        n_best: as many translations as were asked for, or could be found; at least one.
+    """
+
+    source: str
+    source_ids: tuple[int, ...]
+    n_best: tuple[Candidate, ...]
+    translator: Translator = field(repr=False, compare=False)
+
+    @property
+    def text(self) -> str:
+        """The best translation."""
+        return self.n_best[0].text
+
+    @property
+    def score(self) -> float:
+        """What it was ranked by."""
+        return self.n_best[0].score
+
+    @property
+    def log_prob(self) -> float:
+        """log p(translation | source)."""
+        return self.n_best[0].log_prob
+
+    @property
+    def tokens(self) -> tuple[str, ...]:
+        """Its tokens as labels, without the end token."""
+        return self.n_best[0].tokens
+
+    @cached_property
+    def source_tokens(self) -> tuple[str, ...]:
+        """The source's tokens as labels, without the end token."""
+        return tuple(self.translator.tokenizers.source.tokens(self.source_ids))
+
+    @cached_property
+    def attention(self) -> Alignment:
+        """Where the model looked while it said the best translation; computed when first asked for."""
+        return self.translator.align(self.source, self.n_best[0].ids)
+
+    def json(self) -> str:
+        """Text, score and the n-best list as a line of JSON."""
+        best = [{"text": c.text, "score": c.score, "log_prob": c.log_prob} for c in self.n_best]
+        return json.dumps({"source": self.source, **best[0], "n_best": best}, ensure_ascii=False)
+
+    def __str__(self) -> str:
+        return self.text
+
+    def __repr__(self) -> str:
+        return f"Translation({self.text!r}, score {self.score:.3f}, of {self.source!r})"
+
+    def _repr_html_(self) -> str:
+        rows = (f"<tr><td>{c.score:.3f}</td><td dir='auto'>{escape(c.text)}</td></tr>" for c in self.n_best)
+        return f"<div dir='auto'>{escape(self.source)}</div><table>{''.join(rows)}</table>"
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """The attention from a translation to its source: the mean over heads and layers.
+
+    Attributes:
+        source_tokens, target_tokens: labels, the end tokens among them.
+        weights: [target, source]; each row sums to 1.
+    """
+
+    source_tokens: tuple[str, ...]
+    target_tokens: tuple[str, ...]
+    weights: Tensor = field(compare=False)
+
+    @property
+    def pairs(self) -> list[tuple[int, int]]:
+        """For each target token but the end its place and that of the source token it looked at most."""
+        return list(enumerate(self.weights[:-1].argmax(-1).tolist()))
+
+    @property
+    def matrix(self) -> Matrix:
+        """For ``weft.views``."""
+        caption = "where each target token looked: attention to the source, mean over heads and layers, after softmax"
+        return Matrix(self.weights, self.target_tokens, self.source_tokens, None, caption, ("target", "source"))
+
+    def __repr__(self) -> str:
+        said = ", ".join(f"{self.target_tokens[t]}←{self.source_tokens[s]}" for t, s in self.pairs)
+        return f"Alignment({said})"
+
+    def _repr_html_(self) -> str:
+        matrix = self.matrix
+        head = "".join(f"<th dir='auto'>{escape(key)}</th>" for key in matrix.keys)
+        rows = []
+        for query, weights in zip(matrix.queries, matrix.weights.tolist(), strict=True):
+            cells = (f"<td title='{w:.2f}' style='{_CELL}rgba(10,47,102,{w:.3f})'></td>" for w in weights)
+            rows.append(f"<tr><th dir='auto'>{escape(query)}</th>{''.join(cells)}</tr>")
+        table = f"<table><tr><th></th>{head}</tr>{''.join(rows)}</table>"
+        return f"<figure>{table}<figcaption>{escape(matrix.caption)}</figcaption></figure>"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A token that could have stood at a place.
+
+    Attributes:
+        token: its label.
+        probability: p(token | what stood before it, source).
+        completion: the whole translation with it, if it was asked for.
+    """
+
+    token: str
+    probability: float
+    completion: Candidate | None = None
+
+
+class Search(NamedTuple):
+    """How translations are found: by a beam (or greedily) or by drawing, and what becomes of unknown words."""
+
+    options: SearchOptions
+    sampling: SamplingOptions | None
+    replace_unknown: bool
+    batch_tokens: int
+
+    @property
+    def source_tokens(self) -> int:
+        """How many source tokens a batch may have, padding counted."""
+        return self.batch_tokens // (self.sampling.samples if self.sampling else self.options.beam)
+
+
+def load(path_or_name: str | os.PathLike[str], precision: Precision = "auto", threads: int | None = None) -> Translator:
+    """A model that is ready to translate.
+
+    Args:
+        path_or_name: a model folder, or the name of a model that comes with weft.
+        precision: of activations and products; auto is bf16 where the CPU multiplies it fast, else fp32.
+        threads: how many torch uses from now on, in the whole process; as before if None.
+
+    Raises:
+        OSError: if there is no such model, or a file of it is missing.
+        ValueError: if a file is damaged, or there is no such precision.
+    """
+    if precision not in ("auto", "fp32", "bf16"):
+        raise ValueError(f"precision must be one of auto, fp32, bf16, not {precision!r}")
+    if threads is not None:
+        if threads < 1:
+            raise ValueError(f"threads must be ≥ 1, not {threads}")
+        torch.set_num_threads(threads)
+    parts = folder.read(path_or_name)
+    bf16 = precision == "bf16" or (precision == "auto" and bf16_products())
+    cast(Seq2Seq, parts.model).precision = torch.bfloat16 if bf16 else torch.float32
+    return Translator(*parts)
+
+
+class Translator:
+    """A translation model with its tokenizers and searches.
+
+    Attributes:
+        model: the nn.Module, which fulfils ``weft.models.contract.Seq2Seq``.
+        recipe: what it was trained by; its ``decoding`` section holds the defaults of every search.
+        tokenizers: for the source and for the target.
+    """
+
+    def __init__(self, model: nn.Module, recipe: Recipe, tokenizers: TokenizerPair) -> None:
+        self.model, self.recipe, self.tokenizers = model, recipe, tokenizers
+        self._seq2seq = cast(Seq2Seq, model)
+        self._nothing = Candidate("", 0.0, 0.0, (), (), True, tokenizers.target)
+
+    def __repr__(self) -> str:
+        data, count = self.recipe.data, sum(parameter.numel() for parameter in self.model.parameters())
+        way = f"{data.source} → {data.target}, " if data.source and data.target else ""
+        return f"Translator({way}{self.recipe.model.family}, {count:,} parameters)"
+
+    @property
+    def longest(self) -> int | None:
+        """How many tokens a source may have; None if any number.
+
+        As many as the model can take, and at most 8 × ``data.max_len``: what is far longer than all that a model was
+        trained on is translated badly, and the memory of attention grows with the square of the length.
+        """
+        limits = [TIMES_TRAINED * self.recipe.data.max_len, (self._seq2seq.max_len or 0) - 1]  # the end token counts
+        return min((limit for limit in limits if limit > 0), default=None)
+
+    @overload
+    def translate(self, text: str, prefix: str | None = None, **options: Unpack[Options]) -> Translation: ...
+
+    @overload
+    def translate(
+        self, text: list[str] | tuple[str, ...], prefix: str | Sequence[str] | None = None, **options: Unpack[Options]
+    ) -> list[Translation]: ...
+
+    def translate(
+        self,
+        text: str | list[str] | tuple[str, ...],
+        prefix: str | Sequence[str] | None = None,
+        **options: Unpack[Options],
+    ) -> Translation | list[Translation]:
+        """Translate a text, or each of a list of texts. A text is one sentence or so: what a line of the data was.
+
+        The company that a text is translated in does not change its translation. What is blank stays empty.
+
+        Args:
+            text: what to translate.
+            prefix: what the translation must begin with; one for all, or one for each text.
+            options: see ``Options``.
+
+        Returns:
+            A translation, or a list of them in the order of the texts.
+
+        Raises:
+            ValueError: if a text has more tokens than ``longest``, naming it; nothing is cut off silently. If an
+                option is unknown or out of range, or the model translates to another language.
+        """
+        texts = [text] if isinstance(text, str) else list(text)
+        prefixes = [prefix or ""] * len(texts) if prefix is None or isinstance(prefix, str) else list(prefix)
+        if len(prefixes) != len(texts):
+            raise ValueError(f"expected a prefix for each of {len(texts)} texts, not {len(prefixes)}")
+        search = self.search(**options)
+        lines = self._read(texts)
+        for line in lines:
+            if line.fault:
+                raise ValueError(line.fault)
+        found = self._translated(lines, search, self.tokenizers.target.encode_batch(prefixes))
+        return found[0] if isinstance(text, str) else found
+
+    def translate_lines(
+        self,
+        lines: Iterable[str],
+        window: int = WINDOW,
+        skipped: Callable[[str], None] | None = None,
+        **options: Unpack[Options],
+    ) -> Iterator[Translation]:
+        """Translate a stream of lines, in their order, holding no more than a window of them.
+
+        Args:
+            lines: any number of lines.
+            window: so many are read and sorted into batches at a time; 1 answers each line at once.
+            skipped: told of each line with more tokens than ``longest``; its translation is then empty. If
+                None, such a line is an error.
+            options: see ``Options``.
+
+        Raises:
+            ValueError: as ``translate``; for a line that is too long once all lines before it were given.
+        """
+        if window < 1:
+            raise ValueError(f"window must be ≥ 1, not {window}")
+        return self._stream(iter(lines), window, skipped, self.search(**options))
+
+    def score(self, source: str, target: str) -> Translation:
+        """How probable the model finds a given translation, in all and (``n_best[0].token_log_probs``) by token.
+
+        Raises:
+            ValueError: if the source or the target is longer than the model can take.
+        """
+        ids = self.tokenizers.target.encode(target)
+        (hypothesis,) = score(self._seq2seq, self._row(source), [ids], self.search().options)
+        line = _Line(source, self.tokenizers.source.encode(source))
+        return self._translation(line, [self._candidate(hypothesis, target)])
+
+    def align(self, source: str, target: str | Sequence[int]) -> Alignment:
+        """Where the model looks in the source while it says the target.
+
+        Args:
+            source: a text.
+            target: a text, or token numbers such as ``Candidate.ids``.
+
+        Raises:
+            ValueError: if the model does not attend to its source, or a side is longer than it can take.
+        """
+        row, ids = self._row(source), self._target_ids(target)
+        (weights,) = align(self._seq2seq, row, [ids])
+        source_tokens = self.tokenizers.source.tokens(row[0].tolist())
+        return Alignment(tuple(source_tokens), tuple(self.tokenizers.target.tokens([*ids, EOS])), weights)
+
+    def alternatives(
+        self,
+        source: str,
+        target: str | Sequence[int],
+        position: int,
+        k: int = 5,
+        complete: bool = False,
+        **options: Unpack[Options],
+    ) -> list[Choice]:
+        """The k most probable tokens at a place of a translation, given what stands before it.
+
+        Args:
+            source: a text.
+            target: a text, or token numbers such as ``Candidate.ids``.
+            position: of the token in question, from 0; the number of tokens for what comes after the last.
+            k: how many.
+            complete: whether the search goes on from each of them to a whole translation.
+            options: of the search that completes.
+
+        Raises:
+            ValueError: if there is no such position, or an argument is out of range.
+        """
+        ids, search = self._target_ids(target), self.search(**options).options
+        found = alternatives(self._seq2seq, self._row(source), ids, position, k, search, complete)
+        return [
+            Choice(
+                self.tokenizers.target.tokens([each.token])[0],
+                each.probability,
+                None if each.completion is None else self._candidate(each.completion),
+            )
+            for each in found
+        ]
+
+    def search(self, **options: Unpack[Options]) -> Search:
+        """The search that these options and the recipe's defaults ask for.
+
+        Raises:
+            ValueError: if an option is unknown, out of range, or asks for nothing.
+        """
+        for name in options:
+            if name not in Options.__annotations__:
+                raise ValueError(f"unknown option {name!r}{nearest(name, Options.__annotations__)}")
+        given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+        self._check_language(given.pop("to", None))
+        replaced = given.pop("replace_unknown", self.recipe.decoding.replace_unknown)
+        if replaced and not self._seq2seq.cross_attentions:
+            raise ValueError("replace_unknown needs a model that attends to its source, which this one does not")
+        n_best, batch_tokens = given.pop("n_best", 1), given.pop("batch_tokens", BATCH_TOKENS)
+        if batch_tokens < 1:
+            raise ValueError(f"batch_tokens must be ≥ 1, not {batch_tokens}")
+        drawn = {key.name: given.pop(key.name) for key in fields(SamplingOptions) if key.name in given}
+        if given.pop("sample", False):
+            sampling = SamplingOptions(samples=n_best, **drawn)
+            return Search(SearchOptions.of(self.recipe.decoding, **given), sampling, replaced, batch_tokens)
+        if drawn:
+            raise ValueError(f"{', '.join(drawn)} needs sample=True: a search for the best draws nothing")
+        given.setdefault("beam", max(self.recipe.decoding.beam, n_best))
+        return Search(SearchOptions.of(self.recipe.decoding, n_best=n_best, **given), None, replaced, batch_tokens)
+
+    def _check_language(self, to: str | None) -> None:
+        here = self.recipe.data.target
+        if to is not None and to != here:
+            raise ValueError(
+                f"to={to!r}: this model translates to {here or 'a language that its recipe does not name'}"
+            )
+
+    def _stream(
+        self, texts: Iterator[str], window: int, skipped: Callable[[str], None] | None, search: Search
+    ) -> Iterator[Translation]:
+        number = 0
+        while lines := self._read(list(islice(texts, window)), number):
+            faults = [place for place, line in enumerate(lines) if line.fault]
+            whole = lines[: faults[0]] if faults and skipped is None else lines
+            yield from self._translated(whole, search)
+            for place in faults:
+                if skipped is None:
+                    raise ValueError(lines[place].fault)
+                skipped(lines[place].fault)
+            number += len(lines)
+
+    def _read(self, texts: Sequence[str], first: int = 0) -> list[_Line]:
+        """The texts as tokens; the first is number ``first``, counted from 0."""
+        longest, lines = self.longest, []
+        for number, (text, ids) in enumerate(
+            zip(texts, self.tokenizers.source.encode_batch(texts), strict=True), first
+        ):
+            fault = ""
+            if longest is not None and len(ids) > longest:
+                fault = (
+                    f"line {number + 1:,} has {len(ids):,} tokens, but the model takes at most {longest:,}: split it"
+                )
+            lines.append(_Line(text, ids, number, fault))
+        return lines
+
+    def _translated(
+        self, lines: Sequence[_Line], search: Search, prefixes: Sequence[Sequence[int]] | None = None
+    ) -> list[Translation]:
+        """Each line's translation, in order: lines of like length are translated together."""
+        found: list[list[Candidate]] = [[self._nothing]] * len(lines)
+        wanted = [place for place, line in enumerate(lines) if line.text.strip() and not line.fault]
+        for places in _batches(wanted, [len(line.ids) + 1 for line in lines], search.source_tokens):
+            batch = [lines[place] for place in places]
+            chosen = None if prefixes is None else [prefixes[place] for place in places]
+            for place, candidates in zip(places, self._searched(batch, search, chosen), strict=True):
+                found[place] = candidates
+        return [self._translation(line, candidates) for line, candidates in zip(lines, found, strict=True)]
+
+    def _searched(
+        self, lines: Sequence[_Line], search: Search, prefixes: Sequence[Sequence[int]] | None
+    ) -> list[list[Candidate]]:
+        """The candidates of each line of a batch."""
+        model, source = self._seq2seq, _padded([line.ids for line in lines])
+        if search.sampling is not None:
+            numbers = [line.number for line in lines]
+            found = sample(model, source, search.sampling, search.options, prefixes, numbers)
+        elif search.options.beam == 1:
+            found = greedy(model, source, search.options, prefixes)
+        else:
+            found = beam(model, source, search.options, prefixes)
+        texts = self._filled(lines, source, found) if search.replace_unknown else {}
+        return [[self._candidate(h, texts.get((row, h))) for h in best] for row, best in enumerate(found)]
+
+    def _filled(
+        self, lines: Sequence[_Line], source: Tensor, found: Sequence[Sequence[Hypothesis]]
+    ) -> dict[tuple[int, Hypothesis], str]:
+        """The texts of hypotheses with unknown tokens, which give way to the source words they attended to most."""
+        holes = [(row, h) for row, best in enumerate(found) for h in best if UNK in h.tokens]
+        if not holes:
+            return {}
+        targets = [hypothesis.tokens for _, hypothesis in holes]
+        aligned = align(self._seq2seq, source[torch.tensor([row for row, _ in holes])], targets)
+        texts = {}
+        for (row, hypothesis), weights in zip(holes, aligned, strict=True):
+            words = self._words(lines[row])
+            looked = weights[:-1, : len(words)].argmax(-1).tolist()  # not at the end token
+            put = [words[place] for place, token in zip(looked, hypothesis.tokens, strict=True) if token == UNK]
+            texts[row, hypothesis] = self.tokenizers.target.decode(hypothesis.tokens, put)
+        return texts
+
+    def _words(self, line: _Line) -> list[str]:
+        """What each source token stands for in the text, the unknown ones too."""
+        split = {"word": line.text.split(" "), "char": list(line.text)}.get(self.tokenizers.source.kind, [])
+        if len(split) == len(line.ids):
+            return split
+        return [self.tokenizers.source.decode([token], _UNKNOWN).strip() for token in line.ids]
+
+    def _translation(self, line: _Line, candidates: Sequence[Candidate]) -> Translation:
+        return Translation(line.text, tuple(line.ids), tuple(candidates), self)
+
+    def _candidate(self, found: Hypothesis, text: str | None = None) -> Candidate:
+        target = self.tokenizers.target
+        return Candidate(
+            target.decode(found.tokens, _UNKNOWN) if text is None else text,
+            found.score,
+            found.log_prob,
+            found.tokens,
+            found.token_log_probs,
+            found.finished,
+            target,
+        )
+
+    def _row(self, source: str) -> Tensor:
+        """[1, N] the tokens of a text and EOS."""
+        return _padded([self.tokenizers.source.encode(source)])
+
+    def _target_ids(self, target: str | Sequence[int]) -> list[int]:
+        return self.tokenizers.target.encode(target) if isinstance(target, str) else list(target)
+
+
+@dataclass(frozen=True)
+class _Line:
+    """A text to translate: its tokens without EOS, its number from 0, and why it cannot be translated, if so."""
+
+    text: str
+    ids: Sequence[int]
+    number: int = 0
+    fault: str = ""
+
+
+_CELL = "min-width:1.4em;height:1.4em;background:"
+_UNKNOWN = "<unk>"  # what an unknown word is written as
+
+
+def _batches(places: Sequence[int], lengths: Sequence[int], most: int) -> Iterator[list[int]]:
+    """The places in batches of like lengths, longest first: rows × longest ≤ most, or one row."""
+    batch: list[int] = []
+    for place in sorted(places, key=lambda place: -lengths[place]):
+        if batch and (len(batch) + 1) * lengths[batch[0]] > most:
+            yield batch
+            batch = []
+        batch.append(place)
+    if batch:
+        yield batch
+
+
+def _padded(rows: Sequence[Sequence[int]]) -> Tensor:
+    """[B, N] each row's tokens and EOS, padded."""
+    return nn.utils.rnn.pad_sequence([torch.tensor([*row, EOS]) for row in rows], batch_first=True, padding_value=PAD)

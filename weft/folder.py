@@ -1,0 +1,355 @@
+"""The model folder: all that a trained model needs, in four files; and the names of the models that come with weft.
+
+    model.safetensors   the parameters
+    config.json         the recipe, resolved; the sizes of the vocabularies; the format's number
+    tokenizer.json      text to tokens and back (tokenizer.source.json and tokenizer.target.json where there are two)
+    README.md           the card: data, licence, results, command
+
+Reading never unpickles and runs no code from the folder. Names, shapes and types in the file's header are compared
+with a model that was built without memory before anything is allocated.
+
+Writing, whenever it is cut short, leaves the old model or the new one, never a mix. All files are written aside into
+a hidden folder, which is then renamed: at that instant the folder becomes the new model. Then its files move up to
+their places; a reader finds those that have not moved yet. A run folder can hold its final model beside its steps.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import safetensors
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from weft import __version__
+from weft.config import Recipe, nearest
+from weft.data.tokenizers import JOINT, SIDES, Tokenizer, TokenizerPair
+from weft.models import build
+
+FORMAT = 1
+WEIGHTS, CONFIG, CARD = "model.safetensors", "config.json", "README.md"
+SHIPPED = Path(__file__).parent / "shipped"
+
+_ASIDE, _COMPLETE = ".model-being-written", ".model-complete"
+_STORED = {"fp32": torch.float32, "bf16": torch.bfloat16}
+_FLOATS = {"F64", "F32", "F16", "BF16"}  # what a parameter may be stored as; it is read into fp32
+
+Header = Mapping[str, tuple[list[int], str]]  # name -> shape and type of a stored tensor
+
+
+class Parts(NamedTuple):
+    """What a model folder holds: an nn.Module in evaluation mode, its recipe, and its tokenizers."""
+
+    model: nn.Module
+    recipe: Recipe
+    tokenizers: TokenizerPair
+
+
+def names() -> list[str]:
+    """The names of the models that come with weft."""
+    return sorted(path.name for path in SHIPPED.iterdir() if is_model(path)) if SHIPPED.is_dir() else []
+
+
+def resolve(path_or_name: str | os.PathLike[str]) -> Path:
+    """The folder of a model, given its path or the name of one that comes with weft. A path goes first.
+
+    Raises:
+        OSError: if there is no such folder, with the nearest name; or if there is, without a model in it.
+    """
+    path = Path(path_or_name)
+    if path.is_dir():
+        if not _file(path, CONFIG).is_file():
+            raise FileNotFoundError(_why_no_model(path))
+        return path
+    if path.is_file():
+        raise NotADirectoryError(f"{path} is a file: a model is the folder that holds {WEIGHTS} and {CONFIG}")
+    known = names()
+    if str(path_or_name) in known:
+        return SHIPPED / path_or_name
+    beside = [str(path.parent / other.name) for other in _folders(path.parent)]
+    come = f"of those that come with weft ({', '.join(known)})" if known else "of those that come with weft (none yet)"
+    hint = nearest(str(path_or_name), [*known, *beside, *(Path(other).name for other in beside)])
+    raise FileNotFoundError(f"no model {str(path_or_name)!r}: neither a folder nor one {come}{hint}")
+
+
+def is_model(folder: Path) -> bool:
+    """Whether a folder holds a model of weft's."""
+    try:
+        _config(folder)
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def read(path_or_name: str | os.PathLike[str]) -> Parts:
+    """The model, the recipe and the tokenizers of a model folder.
+
+    Raises:
+        OSError: if there is no such folder or one of its files is missing.
+        ValueError: if a file is damaged or does not fit the others. One line, which names the file.
+    """
+    folder = resolve(path_or_name)
+    config = _config(folder)
+    recipe = _recipe(folder, config)
+    tokenizers = _tokenizers(folder, config)
+    path = _present(folder, WEIGHTS)
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:  # reads the header only
+            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 (it is no dict)
+            found = {name: (list(part.get_shape()), str(part.get_dtype())) for name, part in slices.items()}
+            model = _unfilled(path, recipe, tokenizers, found)
+            # Copies: get_tensor maps the file, which may change.
+            state = {name: file.get_tensor(name).to(t.dtype, copy=True) for name, t in model.state_dict().items()}
+    except safetensors.SafetensorError as error:
+        raise ValueError(f"{path} is damaged or cut short: {error}") from None
+    model.load_state_dict(state, assign=True)
+    assert not any(tensor.is_meta for tensor in model.buffers()), "a buffer that is not stored must be made when called"
+    return Parts(model.eval(), recipe, tokenizers)
+
+
+def save(
+    folder: str | os.PathLike[str],
+    model: nn.Module,
+    recipe: Recipe,
+    tokenizers: TokenizerPair,
+    card: str,
+    stored: str = "fp32",
+) -> None:
+    """Write a model folder, new or over an older one. Cut short at any instant, it holds the one or the other.
+
+    Args:
+        folder: one that is not there, is empty, holds a model or is a run folder.
+        model: what ``weft.models.build`` made from the recipe.
+        recipe: the resolved recipe.
+        tokenizers: those that the model was trained with.
+        card: the text of README.md; see ``card``.
+        stored: "fp32", or "bf16" for half the size at 3 digits.
+
+    Raises:
+        ValueError: if the folder holds something else.
+        OSError: if it cannot be written.
+    """
+    if stored not in _STORED:
+        raise ValueError(f"stored must be one of {', '.join(_STORED)}, not {stored!r}")
+    folder = Path(folder)
+    _check_room(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    _move_up(folder)  # what an earlier writer may have left
+    aside = folder / _ASIDE
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir()
+    tensors = {name: _to_store(tensor, _STORED[stored]) for name, tensor in model.state_dict().items()}
+    save_file(tensors, aside / WEIGHTS, metadata={"format": "pt"})
+    tokenizers.save(aside)
+    (aside / CARD).write_text(card, encoding="utf-8")
+    config = {
+        "weft": __version__,
+        "format": FORMAT,
+        "files": sorted(path.name for path in aside.iterdir()),
+        "vocab": {"source": tokenizers.source.vocab_size, "target": tokenizers.target.vocab_size},
+        "recipe": recipe.tree(),
+    }
+    (aside / CONFIG).write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    for path in (*aside.iterdir(), aside):
+        _sync(path)
+    aside.rename(folder / _COMPLETE)
+    _sync(folder)
+    _move_up(folder)
+
+
+def card(
+    recipe: Recipe, parameters: int, results: Mapping[str, str | float], command: str = "", licence: str = ""
+) -> str:
+    """The card of a model, in Markdown.
+
+    Args:
+        recipe: what it was made by.
+        parameters: how many it has.
+        results: what was measured, and what came out.
+        command: what made it, as one types it.
+        licence: of the data, and so of what may be done with the model.
+    """
+    data = recipe.data
+    way = f"from {data.source} to {data.target}" if data.source and data.target else "text"
+    corpus = data.train if isinstance(data.train, str) else ", ".join(data.train)
+    size = f"{parameters / 1e6:.1f} M" if parameters >= 100_000 else f"{parameters:,}"
+    parts = [
+        f"# {recipe.name or 'A translation model'}",
+        f"Translates {way}. Family: {recipe.model.family}, {size} parameters. Made with weft {__version__}.",
+        *([recipe.note] if recipe.note else []),
+        f"## Data\n\n{corpus or 'Not named.'}" + (f"\n\nLicence: {licence}" if licence else ""),
+    ]
+    if results:
+        rows = "\n".join(f"| {name} | {_figure(value)} |" for name, value in results.items())
+        parts.append(f"## Results\n\n| what | figure |\n|---|---|\n{rows}")
+    if command:
+        parts.append(f"## Command\n\n```sh\n{command}\n```")
+    return "\n\n".join(parts) + "\n"
+
+
+def _figure(value: str | float) -> str:
+    return value if isinstance(value, str) else f"{value:.4g}"
+
+
+def _to_store(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    tensor = tensor.detach().cpu()
+    return (tensor.to(dtype) if tensor.is_floating_point() else tensor).contiguous()
+
+
+def _unfilled(path: Path, recipe: Recipe, tokenizers: TokenizerPair, found: Header) -> nn.Module:
+    """The model of the recipe, without memory, once it is known that the file fits it."""
+    layers = max((value for key, value in recipe.model if key.endswith("_layers")), default=0)
+    if layers > len(found):  # or else a forged number would keep us building
+        raise ValueError(f"{path} has {len(found)} tensors, too few for the {layers} layers of {CONFIG}")
+    with torch.device("meta"), _Undrawn():
+        model = build(recipe.model, tokenizers.source.vocab_size, tokenizers.target.vocab_size)
+    expected = model.state_dict()
+    for name, tensor in expected.items():
+        if name not in found:
+            raise ValueError(f"{path} has no tensor {name!r}{nearest(name, found.keys() - expected.keys())}")
+        shape, dtype = found[name]
+        if shape != list(tensor.shape):
+            raise ValueError(f"{path}: {name!r} has shape {shape}, but {CONFIG} asks for {list(tensor.shape)}")
+        if (dtype in _FLOATS) != tensor.is_floating_point():
+            raise ValueError(f"{path}: {name!r} is stored as {dtype}, but the model has it as {tensor.dtype}")
+    for name in found:
+        if name not in expected:
+            raise ValueError(f"{path} has a tensor {name!r} that the model has not{nearest(name, expected)}")
+    return model
+
+
+class _Undrawn(TorchFunctionMode):
+    """Inside, no tensor is filled with random numbers: they would be overwritten.
+
+    Also, the first ``normal_`` of a tensor without memory has torch import its compiler, which takes seconds.
+    """
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if getattr(function, "__name__", "") in ("normal_", "uniform_"):  # torch.nn.init's and the tensors' own
+            return kwargs["tensor"] if "tensor" in kwargs else args[0]
+        return function(*args, **kwargs)
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    path = _present(folder, CONFIG)
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is no JSON: {error}") from None
+    if not isinstance(config, dict) or "weft" not in config:
+        raise ValueError(f"{path} is not a model's of weft: it has no 'weft' key")
+    if config.get("format") != FORMAT:
+        raise ValueError(
+            f"{path} has format {config.get('format')!r}, written by weft {config['weft']}, but this is weft "
+            f"{__version__}, which reads format {FORMAT}"
+        )
+    return config
+
+
+def _recipe(folder: Path, config: Mapping[str, Any]) -> Recipe:
+    path, tree = _file(folder, CONFIG), config.get("recipe")
+    if not isinstance(tree, dict):
+        raise ValueError(f"{path} has no recipe")
+    try:
+        return Recipe.make(tree)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+def _tokenizers(folder: Path, config: Mapping[str, Any]) -> TokenizerPair:
+    """The tokenizers that the configuration lists, of the sizes that it gives."""
+    listed = config.get("files")
+    if not isinstance(listed, list) or not (JOINT in listed or set(SIDES) <= set(map(str, listed))):
+        raise ValueError(f"{folder}/{CONFIG}: 'files' must list {JOINT} or {' and '.join(SIDES)}, not {listed!r}")
+    if JOINT in listed:
+        both = Tokenizer.load(_present(folder, JOINT))
+        pair = TokenizerPair(both, both)
+    else:
+        pair = TokenizerPair(*(Tokenizer.load(_present(folder, name)) for name in SIDES))
+    sizes = {"source": pair.source.vocab_size, "target": pair.target.vocab_size}
+    if config.get("vocab") != sizes:
+        raise ValueError(
+            f"{folder}: the tokenizers have {sizes['source']} and {sizes['target']} tokens, but {CONFIG} says "
+            f"{config.get('vocab')!r}"
+        )
+    return pair
+
+
+def _file(folder: Path, name: str) -> Path:
+    """Where a file of the model is: in its place, or still where the writer made it."""
+    written = folder / _COMPLETE / name
+    return written if written.is_file() else folder / name
+
+
+def _present(folder: Path, name: str) -> Path:
+    path = _file(folder, name)
+    if not path.is_file():
+        raise FileNotFoundError(f"{folder} has no {name}, which a model folder needs")
+    return path
+
+
+def _move_up(folder: Path) -> None:
+    """Bring the files of a complete model up to their places; the configuration last, for it lists the others."""
+    complete = folder / _COMPLETE
+    if not complete.is_dir():
+        return
+    if (complete / CONFIG).is_file():
+        files = _config(folder)["files"]
+        for name in {JOINT, *SIDES} - set(files):  # the model before may have had others
+            (folder / name).unlink(missing_ok=True)
+        for name in (*files, CONFIG):
+            if (complete / name).is_file():
+                os.replace(complete / name, folder / name)
+        _sync(folder)
+    complete.rmdir()
+    _sync(folder)
+
+
+def _check_room(folder: Path) -> None:
+    if not folder.exists() or is_model(folder) or _is_run(folder):
+        return
+    if not folder.is_dir():
+        raise NotADirectoryError(f"{folder} is a file: a model is written into a folder")
+    if others := [path.name for path in folder.iterdir() if path.name != _ASIDE]:
+        raise ValueError(f"{folder} holds something else than a model ({sorted(others)[0]}): choose another folder")
+
+
+def _is_run(folder: Path) -> bool:
+    return (folder / "latest").is_file()
+
+
+def _why_no_model(folder: Path) -> str:
+    if _is_run(folder):
+        last = (folder / "latest").read_text(encoding="utf-8", errors="replace").strip()
+        return (
+            f"{folder} is a run that has not ended (saved up to {last}): go on with it by the same `weft train` command"
+        )
+    inside = [path.name for path in _folders(folder) if (path / CONFIG).is_file()]
+    hint = f"; did you mean {str(folder / sorted(inside)[0])!r}?" if inside else ""
+    return f"{folder} has no {CONFIG}, so it is no model folder{hint}"
+
+
+def _folders(folder: Path) -> list[Path]:
+    try:
+        return [path for path in folder.iterdir() if path.is_dir()]
+    except OSError:
+        return []
+
+
+def _sync(path: Path) -> None:
+    """Have what was written survive a power cut."""
+    file = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)
