@@ -25,17 +25,13 @@ from weft.data.corpora import (
     SETS,
     NamedSet,
     SetFile,
-    TextWarning,
     cache_folder,
     describe,
     find,
     get,
-    lines_of,
-    open_lines,
     open_pairs,
-    read_lines,
-    references,
 )
+from weft.data.text import TextWarning, lines_of, open_lines, read_lines, references
 
 # Everything that some tool takes for the end of a line or a column, and what has no normal form of its own.
 ODD = "\u2028\u2029\x85\x0b\x0c\x1c\x1d\x1e\0\r\ufeff\u0301\U0001f469\u200d\u4f60 '\""

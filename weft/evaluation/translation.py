@@ -23,8 +23,9 @@ from torch import nn
 from weft.api import Options, Precision, Search, Translator, load
 from weft.config import PAD, Recipe, nearest
 from weft.data.batching import Batch, in_order
-from weft.data.corpora import ParallelText, open_pairs, references
+from weft.data.corpora import open_pairs
 from weft.data.store import PairStore
+from weft.data.text import ParallelText, references
 from weft.data.tokenizers import TokenizerPair
 from weft.models.contract import Seq2Seq
 
