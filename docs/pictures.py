@@ -2,8 +2,8 @@
 
     python -m docs.pictures [name …]      all of them, or the named ones
 
-A function per picture, named as its file. Seeds are fixed. ``alignment``, ``heads`` and ``reverse`` train the
-models of the examples first; ``three_ways`` is measured and drawn by its benchmark.
+A function per picture, named as its file. Seeds are fixed. ``alignment``, ``bottleneck``, ``heads`` and ``reverse``
+train the models of the examples first; ``three_ways`` is measured and drawn by its benchmark.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 import weft
 from examples import alignment as translation
+from examples import bottleneck as one_state
 from examples import reverse as reversal
 from weft.data.synthetic import EOS, FIRST
 from weft.layers import masks as named
@@ -96,6 +97,11 @@ def alignment() -> Figure:
             Rectangle((left - 0.5, first - 0.5), *size, fill=False, edgecolor=figures.LINES[1], linewidth=2)
         )
     return figure
+
+
+def bottleneck() -> Figure:
+    """How far one state carries a sequence, and a model that may look back."""
+    return one_state.draw(one_state.experiment(one_state.STEPS), one_state.STEPS)
 
 
 def self_attention() -> Figure:
@@ -220,7 +226,8 @@ def gradients() -> Figure:
 
 
 PICTURES: dict[str, Callable[[], Figure]] = {
-    draw.__name__: draw for draw in (reverse, heads, alignment, self_attention, masks, positions, gates, gradients)
+    draw.__name__: draw
+    for draw in (reverse, heads, alignment, bottleneck, self_attention, masks, positions, gates, gradients)
 }
 
 

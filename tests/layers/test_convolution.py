@@ -70,11 +70,23 @@ def test_is_a_loop_over_the_formula(
 @pytest.mark.parametrize("causal", [False, True])
 def test_is_conv1d_and_glu(causal: bool, dilation: int) -> None:
     convolution = GatedConvolution(4, 5, causal, dilation, out_dim=6)
-    x = torch.randn(3, 9, 4)
+    convolution = convolution.double()
+    x = draw(3, 9, 4)
     sides = (4 * dilation, 0) if causal else (2 * dilation, 2 * dilation)
     weight, bias = convolution.convolution.weight, convolution.convolution.bias
     expected = F.glu(F.conv1d(F.pad(x.mT, sides), weight, bias, dilation=dilation), 1).mT
-    close(convolution(x)[0], expected, 1e-6)
+    close(convolution(x)[0], expected)
+
+
+def test_bf16_inputs_meet_fp32_parameters() -> None:
+    convolution = GatedConvolution(4, 3, causal=True)
+    x = torch.randn(3, 9, 4)
+    y, state = convolution(x.bfloat16())
+    assert state is not None
+    assert y.dtype == state.dtype == torch.bfloat16
+    close(y.float(), convolution(x)[0], 0.05)
+    y.sum().backward()
+    assert convolution.convolution.weight.grad.dtype == torch.float32
 
 
 def test_causal_does_not_see_the_future() -> None:

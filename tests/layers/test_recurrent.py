@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 import weft
 from weft.kernels.mask import Mask
-from weft.layers.cells import CellName, RecurrentState
+from weft.kernels.steady import steady
+from weft.layers.cells import CellName, RecurrentLayer, RecurrentState
 from weft.layers.recurrent import Bridge, RecurrentDecoder, RecurrentEncoder
 from weft.layers.scores import AdditiveAttention, DotScore, HardAttention, ScoreAttention
 
@@ -343,3 +344,47 @@ def test_bad_input_is_named() -> None:
         decoder(x, torch.zeros(2, 7, 5), Mask(lengths=torch.tensor([1, 2, 3])))
     with pytest.raises(ValueError, match="for a state with cells"):
         Bridge("lstm", 4, 4)(encoder(x)[1])
+
+
+@pytest.mark.parametrize("attends", [False, True])
+@pytest.mark.parametrize("cell", CELLS)
+def test_a_step_gives_the_state_after_each_position(cell: CellName, attends: bool) -> None:
+    attention = AdditiveAttention(4, 5, 3) if attends else None
+    decoder = RecurrentDecoder(cell, 3, 4, num_layers=2, attention=attention, memory_dim=5).double()
+    x, memory = torch.randn(2, 6, 3, dtype=torch.float64), torch.randn(2, 7, 5, dtype=torch.float64)
+    first = random_state(decoder, 2)
+    outputs, path = decoder.step(x, memory, state=first)
+    close(outputs, decoder(x, memory, state=first)[0])
+    assert len(path) == 6
+    for n, state in enumerate(path, start=1):
+        expected = decoder(x[:, :n], memory, state=first)[1]
+        close(state.hidden, expected.hidden)
+        close(state.cell, expected.cell)
+
+
+@pytest.mark.parametrize("lengths", [None, [2, 6, 1]])
+@pytest.mark.parametrize("bidirectional", [False, True])
+@pytest.mark.parametrize("cell", CELLS)
+def test_in_steady_mode_it_is_the_same(cell: CellName, bidirectional: bool, lengths: list[int] | None) -> None:
+    encoder = RecurrentEncoder(cell, 3, 4, num_layers=2, bidirectional=bidirectional).double()
+    x, first = torch.randn(3, 8, 3, dtype=torch.float64), random_state(encoder, 3)
+    given = None if lengths is None else torch.tensor(lengths)
+    with weft.record(encoder) as plain:
+        expected, end = encoder(x, given, first)
+    with steady(), weft.record(encoder) as seen:
+        outputs, state = encoder(x, given, first)
+    close(outputs, expected)
+    close(state.hidden, end.hidden)
+    close(state.cell, end.cell)
+    for one, other in zip(seen, plain, strict=True):
+        close(one.values, other.values)
+
+
+def test_starting_over() -> None:
+    layer = RecurrentLayer("lstm", 5, 4, bidirectional=True)
+    layer.initialise()
+    for suffix in ("", "_reverse"):
+        for gate in layer.parameter("weight_hh", suffix).chunk(4):
+            close(gate @ gate.T, torch.eye(4), 1e-5)
+        close(layer.parameter("bias_ih", suffix), torch.tensor([0.0, 1.0, 0.0, 0.0]).repeat_interleave(4))
+        assert (layer.parameter("bias_hh", suffix) == 0).all()

@@ -1,7 +1,8 @@
 """The cells of recurrence: RNN, GRU and LSTM as formulas, their state, and one layer that shows its gates.
 
-A layer runs torch's own module. All its gates follow from its inputs and its states, so whoever listens gets
-them computed beside the run, for all positions at once.
+A layer runs torch's own module, or in steady mode its formula position by position, since the bits of torch's module
+depend on who else is in the batch. All its gates follow from its inputs and its states, so whoever listens gets them
+computed beside the run, for all positions at once.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from weft import observe
+from weft.kernels.linear import linear
+from weft.kernels.steady import is_steady, sigmoid
 from weft.layers.gates import real_positions
 
 CellName = Literal["rnn", "gru", "lstm"]
@@ -46,8 +49,8 @@ def _rnn_update(gates: Gates, hidden: Tensor, cell: Tensor | None) -> LayerState
 def _gru_gates(wx: Tensor, uh: Tensor) -> Gates:
     xr, xz, xn = wx.chunk(3, -1)
     hr, hz, hn = uh.chunk(3, -1)
-    reset = (xr + hr).sigmoid()
-    return {"reset": reset, "update": (xz + hz).sigmoid(), "candidate": (xn + reset * hn).tanh()}
+    reset = sigmoid(xr + hr)
+    return {"reset": reset, "update": sigmoid(xz + hz), "candidate": (xn + reset * hn).tanh()}
 
 
 def _gru_update(gates: Gates, hidden: Tensor, cell: Tensor | None) -> LayerState:
@@ -56,7 +59,7 @@ def _gru_update(gates: Gates, hidden: Tensor, cell: Tensor | None) -> LayerState
 
 def _lstm_gates(wx: Tensor, uh: Tensor) -> Gates:
     i, f, g, o = (wx + uh).chunk(4, -1)
-    return {"input": i.sigmoid(), "forget": f.sigmoid(), "candidate": g.tanh(), "output": o.sigmoid()}
+    return {"input": sigmoid(i), "forget": sigmoid(f), "candidate": g.tanh(), "output": sigmoid(o)}
 
 
 def _lstm_update(gates: Gates, hidden: Tensor, cell: Tensor | None) -> LayerState:
@@ -126,6 +129,23 @@ class RecurrentLayer(nn.Module):
         self.directions = 2 if bidirectional else 1
         self.rnn = self.formula.module(input_dim, dim, batch_first=True, bidirectional=bidirectional)
 
+    def initialise(self) -> None:
+        """Start over: matrices on the state orthogonal and on the input Glorot-uniform, gate by gate; biases at 0.
+
+        But an LSTM's forget gate starts at 1, open (Jozefowicz et al. 2015).
+        """
+        for name, parameter in self.rnn.named_parameters():
+            gates = parameter.detach().split(self.rnn.hidden_size)
+            for gate in gates:
+                if name.startswith("bias"):
+                    nn.init.zeros_(gate)
+                elif name.startswith("weight_hh"):
+                    nn.init.orthogonal_(gate)
+                else:
+                    nn.init.xavier_uniform_(gate)
+            if self.has_cell and name.startswith("bias_ih"):
+                nn.init.ones_(gates[1])
+
     def start(self, like: Tensor) -> LayerState:
         """A state of zeros for the batch, dtype and device of ``like``[B, …]."""
         zeros = like.new_zeros(like.shape[0], self.directions * self.rnn.hidden_size)
@@ -133,22 +153,17 @@ class RecurrentLayer(nn.Module):
 
     def forward(self, x: Tensor, lengths: Tensor | None, state: LayerState) -> tuple[Tensor, LayerState]:
         """Run over x[B, N, input_dim], of which lengths[B] are real: outputs[B, N, D], the last state."""
-        packed = x if lengths is None else _pack(x, lengths)
-        first = tuple(self._split(part) for part in state if part is not None)
-        outputs, last = self.rnn(packed, first if self.has_cell else first[0])
-        if lengths is not None:
-            outputs = pad_packed_sequence(outputs, batch_first=True, total_length=x.shape[1])[0]
+        outputs, last = (self._by_formula if is_steady() else self._by_torch)(x, lengths, state)
         observe.see(self, "gates", lambda: self._beside(x, lengths, state[0], outputs))
-        hidden, cell = last if self.has_cell else (last, None)
-        return outputs, (self._join(hidden), None if cell is None else self._join(cell))
+        return outputs, last
 
     def product(self, x: Tensor, suffix: str = "") -> Tensor:
         """W x + b for x[..., ≤ input_dim], which may be the first part of the input: [..., gates · dim]."""
-        return F.linear(x, self.parameter("weight_ih", suffix)[:, : x.shape[-1]], self.parameter("bias_ih", suffix))
+        return linear(x, self.parameter("weight_ih", suffix)[:, : x.shape[-1]], self.parameter("bias_ih", suffix))
 
     def gates(self, wx: Tensor, hidden: Tensor, suffix: str = "") -> Gates:
         """The gates from wx = W x + b and the hidden state before, by name, each [..., dim]."""
-        uh = F.linear(hidden, self.parameter("weight_hh", suffix), self.parameter("bias_hh", suffix))
+        uh = linear(hidden, self.parameter("weight_hh", suffix), self.parameter("bias_hh", suffix))
         return self.formula.gates(wx, uh)
 
     def parameter(self, name: str, suffix: str = "") -> Tensor:
@@ -159,6 +174,37 @@ class RecurrentLayer(nn.Module):
     def show(self, steps: Sequence[Gates]) -> None:
         """Show the gates of a run that was made step by step."""
         observe.see(self, "gates", lambda: {f"forward.{k}": torch.stack([s[k] for s in steps], 1) for k in steps[0]})
+
+    def _by_torch(self, x: Tensor, lengths: Tensor | None, state: LayerState) -> tuple[Tensor, LayerState]:
+        packed = x if lengths is None else _pack(x, lengths)
+        first = tuple(self._split(part) for part in state if part is not None)
+        outputs, last = self.rnn(packed, first if self.has_cell else first[0])
+        if lengths is not None:
+            outputs = pad_packed_sequence(outputs, batch_first=True, total_length=x.shape[1])[0]
+        hidden, cell = last if self.has_cell else (last, None)
+        return outputs, (self._join(hidden), None if cell is None else self._join(cell))
+
+    def _by_formula(self, x: Tensor, lengths: Tensor | None, state: LayerState) -> tuple[Tensor, LayerState]:
+        """One position after the other; at padding, a row's state stays what it is."""
+        longest = x.shape[1] if lengths is None else int(lengths.max())
+        real = None if lengths is None else real_positions(x, lengths)
+        outputs, ends = [], []
+        for direction in range(self.directions):
+            suffix, order = ("", range(longest)) if direction == 0 else ("_reverse", reversed(range(longest)))
+            hidden, cell = (None if part is None else part.chunk(self.directions, -1)[direction] for part in state)
+            assert hidden is not None
+            wx = self.product(x[:, :longest], suffix)
+            rows = [hidden] * longest
+            for t in order:
+                new, new_cell = self.formula.update(self.gates(wx[:, t], hidden, suffix), hidden, cell)
+                hidden = new if real is None else torch.where(real[:, t], new, hidden)
+                if cell is not None and new_cell is not None:
+                    cell = new_cell if real is None else torch.where(real[:, t], new_cell, cell)
+                rows[t] = hidden if real is None else hidden.masked_fill(~real[:, t], 0.0)
+            outputs.append(F.pad(torch.stack(rows, 1), (0, 0, 0, x.shape[1] - longest)))
+            ends.append((hidden, cell))
+        last = RecurrentState.of(ends)
+        return torch.cat(outputs, -1), (torch.cat(last.hidden, -1), torch.cat(last.cell, -1) if last.cell else None)
 
     def _beside(self, x: Tensor, lengths: Tensor | None, first: Tensor, outputs: Tensor) -> Gates:
         """The gates of every position, from the inputs and the states that the fast run made."""

@@ -6,12 +6,14 @@ attention has to go step by step: each context needs the state before.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from weft import observe
 from weft.kernels.dropout import dropout as drop
+from weft.kernels.linear import linear
 from weft.kernels.mask import Mask, check_mask
 from weft.layers.cells import CellName, Gates, LayerState, RecurrentLayer, RecurrentState
 from weft.layers.gates import real_positions
@@ -240,33 +242,48 @@ class RecurrentDecoder(_Stack):
             ValueError: if a shape does not fit, or the memory is missing.
         """
         states = self._begin(x, state)
-        if self.attention is None:
+        look = self._look(x, memory, mask, projected)
+        if look is None:
             return self._run(x, None, states)
+        outputs, path = self._walk(x, look, states)
+        return outputs, path[-1]
+
+    def step(
+        self,
+        x: Tensor,
+        memory: Tensor | None = None,
+        mask: Mask | None = None,
+        state: RecurrentState | None = None,
+        projected: Tensor | None = None,
+    ) -> tuple[Tensor, list[RecurrentState]]:
+        """As ``forward``, with the state after each of the T positions, for whoever may want to go back to it."""
+        return self._walk(x, self._look(x, memory, mask, projected), self._begin(x, state))
+
+    def _look(self, x: Tensor, memory: Tensor | None, mask: Mask | None, projected: Tensor | None) -> _Look | None:
+        """What the positions of x attend to; None without attention."""
+        if self.attention is None:
+            return None
         if memory is None or memory.dim() != 3 or memory.shape[::2] != (x.shape[0], self.context_dim):
             given = None if memory is None else list(memory.shape)
             raise ValueError(f"expected a memory [{x.shape[0]}, M, {self.context_dim}] to attend to, not {given}")
+        check_mask(mask, x.shape[0], 1, x.shape[1], memory.shape[1])
         projected = self.attention.score.project(memory) if projected is None else projected
-        return self._attend(self.attention, x, memory, projected, mask, states)
+        return _Look(self.attention, memory, projected, mask)
 
-    def _attend(
-        self,
-        attention: ScoreAttention,
-        x: Tensor,
-        memory: Tensor,
-        projected: Tensor,
-        mask: Mask | None,
-        states: list[LayerState],
-    ) -> tuple[Tensor, RecurrentState]:
+    def _walk(self, x: Tensor, look: _Look | None, states: list[LayerState]) -> tuple[Tensor, list[RecurrentState]]:
         """All layers at one position, then at the next."""
         layers = self._layers
         of_context = layers[0].parameter("weight_ih")[:, self.input_dim :]
+        masks = [] if look is None else look.masks(x.shape[1])
         listening = observe.listening()
         seen: list[list[Gates]] = [[] for _ in layers]
-        queries, outputs = [], []
-        for wx, allowed in zip(layers[0].product(x).unbind(1), _rows(mask, x, memory), strict=True):
-            queries.append(states[-1][0])
-            context = attention.context(queries[-1][:, None], projected, memory, allowed)[:, 0]
-            wx = wx + F.linear(context, of_context)
+        queries, contexts, path = [], [], []
+        for t, wx in enumerate(layers[0].product(x).unbind(1)):
+            if look is not None:
+                queries.append(states[-1][0])
+                context = look.attention.context(queries[-1][:, None], look.projected, look.memory, masks[t])[:, 0]
+                contexts.append(context)
+                wx = wx + linear(context, of_context)
             for i, layer in enumerate(layers):
                 if i > 0:
                     wx = layer.product(self._between(states[i - 1][0]))
@@ -274,19 +291,35 @@ class RecurrentDecoder(_Stack):
                 states[i] = layer.formula.update(gates, *states[i])
                 if listening:
                     seen[i].append(gates)
-            outputs += [states[-1][0], context]
-        observe.see(
-            attention, "weights", lambda: {"weights": attention.weights(torch.stack(queries, 1), projected, mask)}
-        )
+            path.append(RecurrentState.of(states))
+        outputs = torch.stack([state.hidden[-1] for state in path], 1)
+        if look is not None:
+            look.show(queries)
+            outputs = torch.cat((outputs, torch.stack(contexts, 1)), -1)
         for layer, steps in zip(layers, seen, strict=True):
             layer.show(steps)
-        return torch.cat(outputs, -1).unflatten(-1, (x.shape[1], -1)), RecurrentState.of(states)
+        return outputs, path
 
 
-def _rows(mask: Mask | None, x: Tensor, memory: Tensor) -> list[Mask | None]:
-    """The mask of each of the T positions of x alone."""
-    n, m = x.shape[1], memory.shape[1]
-    check_mask(mask, x.shape[0], 1, n, m)
-    if mask is None or (mask.pattern is None and not mask.positional):
-        return [mask] * n  # what is padding is the same at every step
-    return [Mask(pattern=row) for row in mask.dense(n, m, x.device).split(1, 2)]
+class _Look(NamedTuple):
+    """What a decoder attends to on its walk."""
+
+    attention: ScoreAttention
+    memory: Tensor  # [B, M, memory_dim]
+    projected: Tensor  # what of the score needs the memory alone
+    mask: Mask | None
+
+    def masks(self, n: int) -> list[Mask | None]:
+        """The mask of each of n positions alone."""
+        if self.mask is None or (self.mask.pattern is None and not self.mask.positional):
+            return [self.mask] * n  # what is padding is the same at every step
+        dense = self.mask.dense(n, self.memory.shape[1], self.memory.device)
+        return [Mask(pattern=row) for row in dense.split(1, 2)]
+
+    def show(self, queries: list[Tensor]) -> None:
+        """Show the weights of all positions at once."""
+        observe.see(
+            self.attention,
+            "weights",
+            lambda: {"weights": self.attention.weights(torch.stack(queries, 1), self.projected, self.mask)},
+        )

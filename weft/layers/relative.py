@@ -13,6 +13,7 @@ import math
 import torch
 from torch import Tensor, nn
 
+from weft.kernels.linear import linear
 from weft.layers.positions import angles_of, at_least_float32, check_even, check_positions, learned_vectors
 
 
@@ -57,7 +58,7 @@ class ShawRelative(nn.Module):
         """q_i · a_{clip(j − i)} for q[B, H, N, D]: [B, H, N, M], unscaled: the bias is this times the scores' scale."""
         check_positions(query_positions, q.shape[0], q.shape[2])
         index = self._index(query_positions, key_positions)
-        by_distance = q.to(self.key_vectors.dtype) @ self.key_vectors.T  # [B, H, N, 2 · max_distance + 1]
+        by_distance = linear(q.to(self.key_vectors.dtype), self.key_vectors)  # [B, H, N, 2 · max_distance + 1]
         return by_distance.gather(-1, index.expand(*q.shape[:3], -1))
 
     def values(self, weights: Tensor, query_positions: Tensor, key_positions: Tensor) -> Tensor:
@@ -69,7 +70,7 @@ class ShawRelative(nn.Module):
         index = self._index(query_positions, key_positions)
         weights = weights.to(self.value_vectors.dtype)
         by_distance = weights.new_zeros(*weights.shape[:3], len(self.value_vectors))
-        return by_distance.scatter_add(-1, index.expand(weights.shape), weights) @ self.value_vectors
+        return linear(by_distance.scatter_add(-1, index.expand(weights.shape), weights), self.value_vectors.T)
 
     def _index(self, query_positions: Tensor, key_positions: Tensor) -> Tensor:
         """The vector for each pair: [1 or B, 1, N, M]."""
