@@ -1,0 +1,195 @@
+"""Beam search: the best few hypotheses of each source go on side by side."""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from weft.config import BOS, EOS, PAD
+from weft.decoding.align import observed_step
+from weft.decoding.options import Hypothesis, SearchOptions
+from weft.decoding.rules import Rules
+from weft.decoding.steps import begin, choose, predict, searching, top
+from weft.models.contract import Seq2Seq
+
+_NEVER = float("-inf")
+
+
+def beam(
+    model: Seq2Seq,
+    source: Tensor,
+    options: SearchOptions | None = None,
+    prefix: Sequence[Sequence[int]] | None = None,
+) -> list[list[Hypothesis]]:
+    """The best hypotheses that a beam of ``options.beam`` meets, for each source.
+
+    At each step all continuations of a source's K live hypotheses are ranked by log p. Those among the first K that
+    end with EOS are finished; the first K that do not go on. A source is done
+
+    - when K × patience hypotheses are finished, but at least ``n_best`` (Kasai et al. 2022),
+    - at its greatest length, or when the rules leave no continuation,
+    - or when nothing live can enter its n-best list any more; see ``best_possible``. This changes no result.
+
+    Finished hypotheses are ranked by ``SearchOptions``; equal ones in the order in which they were found.
+    Hypotheses cut off at the greatest length come after them, if there are fewer than n_best.
+
+    Args:
+        model: any that fulfils the contract.
+        source: [B, N] tokens and EOS, padded with PAD.
+        options: the defaults if None.
+        prefix: the tokens that each target must begin with.
+
+    Returns:
+        For each source up to ``n_best`` hypotheses, best first. They do not depend on the other sources.
+
+    Raises:
+        ValueError: if the source or the prefixes are not as described, or a coverage penalty is asked of a model that
+            does not attend to the source.
+    """
+    options = SearchOptions() if options is None else options
+    rules = Rules(source, options, prefix, model.max_len)
+    beams = _Beams(source, options, rules.limits)
+    if not len(source):
+        return beams.kept
+    with searching(model):
+        state = begin(model, source)
+        while len(beams.total):
+            weights = None
+            if options.coverage_penalty:
+                hidden, weights, state = observed_step(model, beams.last[:, None], state, source.shape[1])
+            else:
+                hidden, state = model.step(beams.last[:, None], state)
+            log_probs = predict(model, hidden[:, -1])
+            rules.close(log_probs, beams.tokens, beams.numbers[beams.owner])
+            parents = beams.extend(log_probs, None if weights is None else weights[:, 0])
+            if len(parents):
+                state = choose(state, parents)
+    return beams.kept
+
+
+def best_possible(log_prob: Tensor, length: int, limits: Tensor, options: SearchOptions) -> Tensor:
+    """No score that a hypothesis with ``log_prob`` [S] and ``length`` tokens can end with is above this [S].
+
+    It will end with some log p' ≤ log p ≤ 0, since each further token adds a logarithm ≤ 0, and with a length L,
+    length + 1 ≤ L ≤ limit + 1. Its score is log p' / L^α plus a coverage penalty ≤ 0, so it is at most log p / L^α. As
+    log p ≤ 0, that is greatest where L^α is: at L = limit + 1 if α ≥ 0, at L = length + 1 if α < 0. The result is moved
+    up by more than the rounding of these operations.
+    """
+    longest = limits + 1 if options.length_penalty >= 0.0 else torch.full_like(limits, length + 1)
+    return options.rank(log_prob, longest.double()) * (1.0 - 1e-12)
+
+
+class _Beams:
+    """The live hypotheses of all sources that are not done, a row each, and what is finished.
+
+    R rows, S sources not done, K = beam. Row r is number ``slot[r]`` of the live ones of source ``numbers[owner[r]]``.
+    """
+
+    def __init__(self, source: Tensor, options: SearchOptions, limits: Tensor) -> None:
+        count = len(source)
+        self.options = options
+        self.kept: list[list[Hypothesis]] = [[] for _ in range(count)]  # of every source, best first
+        self.numbers = torch.arange(count, device=source.device)  # [S]
+        self.limits = limits  # [S]
+        self.words = (source != PAD) & (source != EOS)  # [S, N]
+        self.completed = torch.zeros_like(self.numbers)  # [S] how many were finished
+        self.owner = self.numbers  # [R]
+        self.slot = torch.zeros_like(self.numbers)  # [R]
+        self.tokens = source.new_zeros(count, 0)  # [R, T]
+        self.gained = source.new_zeros(count, 0, dtype=torch.float32)  # [R, T] log p of each token
+        self.total = source.new_zeros(count, dtype=torch.float64)  # [R] and their sum
+        self.coverage = source.new_zeros(source.shape, dtype=torch.float32)  # [R, N] attention so far
+
+    @property
+    def last(self) -> Tensor:
+        """[R] the newest token of each row."""
+        return self.tokens[:, -1] if self.tokens.shape[1] else torch.full_like(self.owner, BOS)
+
+    def extend(self, log_probs: Tensor, weights: Tensor | None) -> Tensor:
+        """Go on by one token.
+
+        Args:
+            log_probs: [R, V] of the next token.
+            weights: [R, N] what the step that made them attended to.
+
+        Returns:
+            The rows [R'] that the new rows continue.
+        """
+        width, length = self.options.beam, self.tokens.shape[1]
+        gain, token = top(log_probs, 2 * width)  # [R, W]; no other can be among the first 2 K of its source
+        row = self.owner.new_zeros(len(self.numbers), width)
+        row[self.owner, self.slot] = torch.arange(len(self.owner), device=row.device)
+        total = self.total.new_full((*row.shape, gain.shape[1]), _NEVER)  # [S, K, W]
+        total[self.owner, self.slot] = self.total[:, None] + gain
+        total, place = top(total.flatten(1), 2 * width)  # [S, C]
+        parent = row.gather(1, place // gain.shape[1])
+        token, gain = (part[parent, place % gain.shape[1]] for part in (token, gain))
+
+        ends = (token == EOS) & (total > _NEVER)
+        goes = ~ends & (total > _NEVER)
+        ends[:, width:] = False
+        slot = goes.cumsum(1) - 1
+        goes &= slot < width
+
+        covered = self.coverage if weights is None else self.coverage + weights
+        score = self.options.rank(total, length + 1) + self._penalty(covered)[parent]
+        for s, c in ends.nonzero().tolist():
+            self._keep(s, int(parent[s, c]), float(score[s, c]), float(total[s, c]), float(gain[s, c]))
+        self.completed = self.completed + ends.sum(1)
+        stuck = (length == self.limits) | ~goes.any(1)
+        for s in stuck.nonzero()[:, 0].tolist():
+            self._cut_off(s)
+        done = stuck | self._enough(total.masked_fill(~goes, _NEVER).amax(1), length + 1)
+
+        s, c = (goes & ~done[:, None]).nonzero(as_tuple=True)
+        parents = parent[s, c]
+        self.owner, self.slot = ((~done).cumsum(0) - 1)[s], slot[s, c]
+        self.tokens = torch.cat([self.tokens[parents], token[s, c, None]], 1)
+        self.gained = torch.cat([self.gained[parents], gain[s, c, None]], 1)
+        self.total, self.coverage = total[s, c], covered[parents]
+        left = ~done
+        self.numbers, self.limits, self.completed = self.numbers[left], self.limits[left], self.completed[left]
+        self.words = self.words[left]
+        return parents
+
+    def _penalty(self, coverage: Tensor) -> Tensor:
+        """β Σ_j log min(coverage_j, 1) [R] over the words of each row's source; at least a little is always covered."""
+        if not self.options.coverage_penalty:
+            return self.total.new_zeros(len(coverage))
+        logs = coverage.double().clamp(1e-10, 1.0).log()
+        logs = logs.masked_fill(~self.words[self.owner], 0.0)
+        # One after the other: how torch groups the terms of a sum depends on N, which the longest source decides.
+        return self.options.coverage_penalty * logs.cumsum(1)[:, -1]
+
+    def _enough(self, log_prob: Tensor, length: int) -> Tensor:
+        """[S] whether nothing more is wanted of a source whose best live hypothesis has ``log_prob`` [S]."""
+        wanted = self.options.n_best
+        lists = [self.kept[number] for number in self.numbers.tolist()]
+        worst = [kept[-1].score if len(kept) == wanted else _NEVER for kept in lists]
+        settled = best_possible(log_prob, length, self.limits, self.options) <= log_prob.new_tensor(worst)
+        return settled | (self.completed >= max(wanted, self.options.beam * self.options.patience))
+
+    def _keep(self, s: int, row: int, score: float, log_prob: float, gain: float) -> None:
+        """Row ``row`` with EOS, whose log-probability is ``gain``, is finished."""
+        kept = self.kept[int(self.numbers[s])]
+        if len(kept) < self.options.n_best or score > kept[-1].score:
+            gained = (*self.gained[row].tolist(), gain)
+            hypothesis = Hypothesis(tuple(self.tokens[row].tolist()), score, log_prob, gained, True)
+            insort(kept, hypothesis, key=lambda h: -h.score)
+            del kept[self.options.n_best :]
+
+    def _cut_off(self, s: int) -> None:
+        """The live hypotheses of a source that cannot go on fill its list, as far as there is room."""
+        kept = self.kept[int(self.numbers[s])]
+        rows = (self.owner == s).nonzero()[:, 0]
+        score = self.options.rank(self.total, max(self.tokens.shape[1], 1)) + self._penalty(self.coverage)
+        finished = {hypothesis.tokens for hypothesis in kept}
+        cut = []
+        for row in rows.tolist():
+            tokens, gained = tuple(self.tokens[row].tolist()), tuple(self.gained[row].tolist())
+            if tokens not in finished:
+                cut.append(Hypothesis(tokens, float(score[row]), float(self.total[row]), gained, False))
+        kept += sorted(cut, key=lambda h: -h.score)[: self.options.n_best - len(kept)]

@@ -1,0 +1,64 @@
+"""Targets that are given: their log-probabilities, token by token, in one step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from weft.config import BOS, EOS
+from weft.decoding.options import Hypothesis, SearchOptions
+from weft.decoding.steps import begin, check_targets, padded, predict, searching
+from weft.models.contract import Seq2Seq
+
+_ROWS = 256  # positions whose logits exist at a time
+
+
+def score(
+    model: Seq2Seq,
+    source: Tensor,
+    targets: Sequence[Sequence[int]],
+    options: SearchOptions | None = None,
+    finished: bool = True,
+) -> list[Hypothesis]:
+    """log p(target | source) of one target for each source.
+
+    Args:
+        model: any that fulfils the contract.
+        source: [B, N] tokens and EOS, padded with PAD.
+        targets: the tokens of each target, without BOS and EOS.
+        options: ``length_penalty`` of it is used for the score; the defaults if None.
+        finished: whether each target ends with EOS, which then counts; else it is taken as the beginning of a target.
+
+    Returns:
+        For each source its target with its log-probabilities. They do not depend on the other rows.
+
+    Raises:
+        ValueError: if the targets are not one a source, hold PAD, BOS or EOS, or are longer than the model can take.
+    """
+    options = SearchOptions() if options is None else options
+    inputs = teacher_inputs(model, source, targets)
+    if not targets:
+        return []
+    wanted = padded([[*target, EOS] for target in targets], source.device)  # [B, T + 1], as the inputs
+    counts = torch.tensor([len(target) + finished for target in targets], device=source.device)
+    real = torch.arange(wanted.shape[1], device=source.device) < counts[:, None]
+    with searching(model):
+        hidden, _ = model.step(inputs, begin(model, source))
+        parts = [
+            predict(model, h).gather(1, w[:, None])[:, 0]
+            for h, w in zip(hidden[real].split(_ROWS), wanted[real].split(_ROWS), strict=True)
+        ]
+    gained = torch.cat(parts).split(counts.tolist())
+    return [options.hypothesis(target, gain.tolist(), finished) for target, gain in zip(targets, gained, strict=True)]
+
+
+def teacher_inputs(model: Seq2Seq, source: Tensor, targets: Sequence[Sequence[int]]) -> Tensor:
+    """What a decoder reads to say the targets: [B, T + 1] BOS, tokens, PAD.
+
+    Raises:
+        ValueError: if the targets are not one a source, hold PAD, BOS or EOS, or are longer than the model can take.
+    """
+    check_targets("target", targets, source, model.max_len)
+    return padded([[BOS, *target] for target in targets], source.device)
