@@ -10,12 +10,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from weft.api import load as load
+    from weft.config import Recipe as Recipe
     from weft.observe import record as record
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "record"]
+__all__ = ["Recipe", "__version__", "load", "record"]
 
-_HOMES = {"record": "weft.observe"}
+_HOMES = {"Recipe": "weft.config", "load": "weft.api", "record": "weft.observe"}
 
 
 def __getattr__(name: str) -> Any:

@@ -3,21 +3,30 @@
 A verb imports what it needs inside, so that ``weft --help`` and usage errors import no torch.
 
 Errors are one line ``weft: error: …`` on stderr. Exit codes: 0 done, 2 usage or data (ValueError,
-OSError), 1 any other failure, 130 Ctrl-C. ``--debug`` shows the traceback above the line.
+OSError), 1 any other failure, 130 Ctrl-C, 143 SIGTERM. ``--debug`` shows the traceback above the line.
 """
 
 from __future__ import annotations
 
 import sys
 import traceback
-from collections.abc import Sequence
-from typing import Annotated
+import warnings
+from collections.abc import Iterator, Sequence
+from json import dumps
+from pathlib import Path
+from typing import Annotated, Literal
 
 import typer
 
 from weft import __version__
 
 USAGE, FAILURE, INTERRUPTED = 2, 1, 130
+
+Precision = Literal["auto", "fp32", "bf16"]
+_MODEL = typer.Argument(help="A model folder, or the name of a model that comes with weft.", show_default=False)
+_BEAM = typer.Option(min=1, help="Hypotheses a sentence; 1 is greedy. Else as the model's recipe says.")
+_PRECISION = typer.Option(help="Of activations and products.")
+_JSON = typer.Option("--json", help="Machine-readable results on stdout.")
 
 # Plain help, without rich's boxes: it reads the same in a pipe and starts sooner.
 app = typer.Typer(name="weft", rich_markup_mode=None, add_completion=False)
@@ -43,6 +52,167 @@ def _weft(
         typer.echo(context.get_help())
 
 
+# The keys of a recipe are options too, --model.dim=128 and its like, but typer does not know them.
+_OPEN_ENDED = {"allow_extra_args": True, "ignore_unknown_options": True}
+_TASKS = ("translation",)
+
+
+@app.command("train", context_settings=_OPEN_ENDED)
+def _train(
+    context: typer.Context,
+    recipe: Annotated[
+        str,
+        typer.Argument(
+            help="A recipe's name, a TOML file, or a task ('translation'), for which the sizes are chosen by the data.",
+            show_default=False,
+        ),
+    ],
+    out: Annotated[
+        Path, typer.Option(help="Where the run and its model go; a run that is there goes on.", show_default=False)
+    ],
+    fork: Annotated[bool, typer.Option("--fork", help="Go on although the recipe has changed.")] = False,
+) -> None:
+    """Train a model. Every key of a recipe is an option: --data.train=my.tsv --training.steps=2000."""
+    from weft.config import Recipe, find_recipe
+
+    overrides = _overrides(context.args)
+    chosen = Recipe.make({}, overrides) if recipe in _TASKS else find_recipe(recipe, overrides, _TASKS)
+    if not chosen.data.train:
+        raise ValueError("no training data: give --data.train=my.tsv, --data.train=a.en,a.de or --data.train=set:part")
+    from weft.training import progress, translation
+
+    with progress.reporter(out, chosen.training.tensorboard) as report:
+        if recipe in _TASKS:
+            chosen = translation.choose(overrides, out, report)
+        translation.train(chosen, out, report, fork)
+
+
+@app.command("translate")
+def _translate(
+    model: Annotated[str, _MODEL],
+    text: Annotated[
+        list[str] | None, typer.Argument(help="What to translate; if nothing, stdin line by line.", show_default=False)
+    ] = None,
+    to: Annotated[str | None, typer.Option(help="The language, to be sure that it is the model's.")] = None,
+    beam: Annotated[int | None, _BEAM] = None,
+    n_best: Annotated[int, typer.Option(min=1, help="So many translations of each, best first, a line each.")] = 1,
+    length_penalty: Annotated[float | None, typer.Option(help="The more, the longer.")] = None,
+    no_repeat: Annotated[int | None, typer.Option(min=0, help="No so many tokens in a row come twice.")] = None,
+    replace_unknown: Annotated[
+        bool | None, typer.Option(help="Put the source word it attended to in place of an unknown one.")
+    ] = None,
+    sample: Annotated[bool, typer.Option("--sample", help="Draw at random instead of searching for the best.")] = False,
+    temperature: Annotated[float | None, typer.Option(help="Of the draw: below 1 is more cautious.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of the draw.")] = None,
+    precision: Annotated[Precision, _PRECISION] = "auto",
+    json: Annotated[bool, _JSON] = False,
+) -> None:
+    """Translate the given text, or stdin to stdout line by line, in order."""
+    from weft import api
+
+    translator = api.load(model, precision)
+    found = translator.translate_lines(
+        text or _stdin(),
+        window=1 if text or sys.stdin.isatty() else api.WINDOW,
+        skipped=lambda line: print(f"weft: warning: {line}; left empty", file=sys.stderr),
+        to=to,
+        beam=beam,
+        n_best=n_best,
+        length_penalty=length_penalty,
+        no_repeat=no_repeat,
+        replace_unknown=replace_unknown,
+        sample=sample,
+        temperature=temperature,
+        seed=seed,
+    )
+    for translation in found:
+        typer.echo(translation.json() if json else "\n".join(_line(best.text) for best in translation.n_best))
+
+
+@app.command("evaluate")
+def _evaluate(
+    model: Annotated[str, _MODEL],
+    data: Annotated[
+        list[str], typer.Argument(help="A TSV file, two files, or a part of a named set, set:part.", show_default=False)
+    ],
+    baseline: Annotated[str | None, typer.Option(help="Another model, to compare with by paired bootstrap.")] = None,
+    beam: Annotated[int | None, _BEAM] = None,
+    tokenize: Annotated[str, typer.Option(help="sacreBLEU's tokenizer; none for text that is tokenised.")] = "13a",
+    output: Annotated[Path | None, typer.Option(help="A file for the translations, a line each.")] = None,
+    precision: Annotated[Precision, _PRECISION] = "auto",
+    json: Annotated[bool, _JSON] = False,
+) -> None:
+    """Translate a test set and score it: BLEU and chrF with their signatures, and tokens a second."""
+    from weft.evaluation import translation
+
+    report = translation.evaluate_folder(
+        model,
+        data[0] if len(data) == 1 else data,
+        baseline,
+        tokenize=tokenize,
+        output=output,
+        precision=precision,
+        beam=beam,
+    )
+    typer.echo(report.json() if json else report.text())
+
+
+_data = typer.Typer(help="Named data sets: what there is, under which licence, and getting it.", rich_markup_mode=None)
+app.add_typer(_data, name="data")
+
+
+@_data.command("list")
+def _data_list(json: Annotated[bool, _JSON] = False) -> None:
+    """List the named sets, their licences, and where they are."""
+    from weft.data import corpora
+
+    sets = [corpora.describe(name) for name in corpora.SETS]
+    if json:
+        typer.echo(dumps(sets, ensure_ascii=False, indent=2))
+        return
+    for facts in sets:
+        typer.echo(f"{facts.pop('name')}: {facts.pop('title')}")
+        for name, fact in facts.items():
+            typer.echo(f"    {name:<10}{fact}")
+
+
+@_data.command("get")
+def _data_get(name: Annotated[str, typer.Argument(help="A set of `weft data list`.", show_default=False)]) -> None:
+    """Get a named set, verified. What is there already is not fetched again."""
+    from rich.console import Console
+    from rich.progress import DownloadColumn, Progress, TransferSpeedColumn
+
+    from weft.data import corpora
+
+    with Progress(DownloadColumn(), TransferSpeedColumn(), console=Console(stderr=True)) as bar:
+        task = bar.add_task(name)
+        typer.echo(corpora.get(name, lambda here, all_: bar.update(task, completed=here, total=all_)))
+
+
+def _overrides(words: Sequence[str]) -> list[str]:
+    """``--a.b=v`` and ``--a.b v`` as ``a.b=v``."""
+    found: list[str] = []
+    for word in words:
+        if word.startswith("--"):
+            found.append(word.removeprefix("--"))
+        elif found and "=" not in found[-1]:
+            found[-1] += f"={word}"
+        else:
+            raise ValueError(f"expected a key of the recipe such as --training.steps=2000, not {word!r}")
+    return found
+
+
+def _stdin() -> Iterator[str]:
+    from weft.data.text import lines_of
+
+    return lines_of(sys.stdin.buffer, "stdin")
+
+
+def _line(text: str) -> str:
+    """Text on one line: a translation must not add lines to a stream."""
+    return text.replace("\n", " ")
+
+
 @app.command("machine")
 def _machine() -> None:
     """Tell what this machine can do, in one line."""
@@ -61,10 +231,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit code.
     """
     words, debug = _take_debug(sys.argv[1:] if arguments is None else arguments)
+    with warnings.catch_warnings():
+        warnings.showwarning = _warn
+        return _run(words, debug)
+
+
+def _run(words: list[str], debug: bool) -> int:
     try:
         code = typer.main.get_command(app).main(words, prog_name="weft", standalone_mode=False)
     except (typer.TyperException, ValueError, OSError) as error:
         return _fail(_message(error), USAGE, debug)
+    except SystemExit as stop:  # a run that SIGTERM ended after saving
+        return stop.code if isinstance(stop.code, int) else FAILURE
     except typer.Abort:
         return _fail("interrupted", INTERRUPTED, debug)
     except Exception as error:
@@ -73,6 +251,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if code == INTERRUPTED:  # typer's answer to Ctrl-C
         return _fail("interrupted", INTERRUPTED, debug=False)
     return code if isinstance(code, int) else 0
+
+
+def _warn(message: Warning | str, *_: object, **__: object) -> None:
+    print(f"weft: warning: {message}", file=sys.stderr)
 
 
 def _take_debug(words: Sequence[str]) -> tuple[list[str], bool]:

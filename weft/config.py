@@ -154,7 +154,7 @@ class TrainingConfig(Section):
             final_rate (share of the highest at the end, for cosine and wsd) shape it.
         clip: the longest a gradient may be; 0: any.
         smoothing: of the labels.
-        rdrop: weight of R-Drop's divergence between two passes (Wu et al. 2021); 0: one pass.
+        rdrop: weight of R-Drop's divergence between two passes, half the α of Wu et al. 2021; 0: one pass.
         ema: how much of the mean of the weights is kept each step; 0: no mean.
         average: at the end the weights of the last so many saved steps are averaged; 0 or 1: the best step's are taken.
         validate_every, save_every, log_every: in steps. validate_every also saves.
@@ -261,9 +261,10 @@ class Recipe(Section):
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise ValueError(f"{path}: {error}") from None
         try:
-            return cls.make(tree, overrides)
+            cls.make(tree)
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from None
+        return cls.make(tree, overrides)
 
     def tree(self) -> dict[str, Any]:
         """All values as dictionaries, for JSON and TOML; what is None is left out."""
@@ -302,8 +303,8 @@ def recipe_names() -> list[str]:
     return sorted(path.stem for path in RECIPES.glob("*.toml"))
 
 
-def find_recipe(name: str, overrides: Iterable[str] = ()) -> Recipe:
-    """A recipe by its name or its file, changed by overrides.
+def find_recipe(name: str, overrides: Iterable[str] = (), others: Iterable[str] = ()) -> Recipe:
+    """A recipe by its name or its file, changed by overrides; ``others`` could have been said instead.
 
     Raises:
         ValueError: if there is none of that name, with the nearest; or if it is no recipe.
@@ -314,7 +315,8 @@ def find_recipe(name: str, overrides: Iterable[str] = ()) -> Recipe:
         return Recipe.read(path, overrides)
     if name.endswith(".toml") or os.sep in name:
         return Recipe.read(name, overrides)
-    hint = nearest(name, recipe_names()) or f": expected a TOML file or one of {', '.join(recipe_names())}"
+    known = [*others, *recipe_names()]
+    hint = nearest(name, known) or f": expected a TOML file or one of {', '.join(known)}"
     raise ValueError(f"unknown recipe {name!r}{hint}")
 
 

@@ -1,0 +1,50 @@
+"""The same answer in any company, over a whole test set: one by one, in batches, shuffled."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+import weft
+from weft import cli
+from weft.data.corpora import open_pairs
+
+FAMILIES = {
+    "transformer": [],
+    "recurrent": ["--model.family=recurrent", "--model.embed_dim=128", "--model.dim=128"],
+    "convolutional": ["--model.family=convolutional", "--model.embed_dim=128", "--model.dim=128"],
+}
+STEPS = 150  # enough to write words and to end: what an untrained model writes never ends
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_test_set_is_translated_alike_one_by_one_in_batches_and_shuffled(
+    weft_data: Path, tmp_path_factory: pytest.TempPathFactory, family: str, precision: str
+) -> None:
+    """1,000 sentences of Multi30k with the Transformer in fp32, 100 elsewhere: greedy and beam 5, ids and scores."""
+    out = tmp_path_factory.getbasetemp() / f"company-{family}"
+    steps = [f"--training.steps={STEPS}", "--training.bleu=false", "--training.warmup=50", "--training.average=0"]
+    rest = ["--training.learning_rate=3e-3", f"--training.validate_every={STEPS}"]
+    if not (out / "model.safetensors").exists():
+        assert cli.main(["train", "multi30k-en-de", "--out", str(out), *FAMILIES[family], *steps, *rest]) == 0
+    translator = weft.load(out, precision=precision)  # type: ignore[arg-type]
+    sources = [source for source, _ in open_pairs("multi30k:test_2016_flickr", "en", "de")]
+    if (family, precision) != ("transformer", "fp32"):
+        sources = sources[:100]
+    order = random.Random(0).sample(range(len(sources)), len(sources))
+    for beam in (1, 5):
+
+        def found(texts: list[str], beam: int = beam) -> list[tuple[str, float, float]]:
+            answers = translator.translate(texts, beam=beam)
+            return [(each.text, each.score, each.log_prob) for each in answers]
+
+        alone = [found([source])[0] for source in sources]
+        batches = [answer for at in range(0, len(sources), 64) for answer in found(sources[at : at + 64])]
+        shuffled = found([sources[i] for i in order])
+        assert batches == alone
+        assert [shuffled[order.index(i)] for i in range(len(sources))] == alone
+        assert len({text for text, _, _ in alone}) > len(alone) // 4  # they are not all the same sentence

@@ -1,0 +1,211 @@
+"""From two columns of text to a model folder, to translations, to a score: by the shell, as a user does it."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from weft import cli
+from weft.evaluation import translation as evaluation
+
+WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
+PALABRAS = ["uno", "dos", "tres", "cuatro", "cinco", "seis", "siete", "ocho", "nueve", "diez"]
+
+# Small and quick, yet enough to learn word for word.
+SMALL = [
+    "--model.dim=32",
+    "--model.num_heads=2",
+    "--model.ffn_dim=64",
+    "--model.encoder_layers=1",
+    "--model.decoder_layers=1",
+    "--model.dropout=0",
+    "--tokenizer.vocab_size=400",
+    "--training.batch_tokens=512",
+    "--training.learning_rate=5e-3",
+    "--training.warmup=50",
+    "--training.smoothing=0",
+    "--training.average=0",
+    "--data.held_out=40",
+]
+
+
+def write_corpus(path: Path, lines: int = 600, seed: int = 0) -> Path:
+    """Numbers in English and Spanish, word for word."""
+    draw = random.Random(seed)
+    rows = []
+    for _ in range(lines):
+        chosen = [draw.randrange(10) for _ in range(draw.randint(1, 5))]
+        rows.append(" ".join(WORDS[i] for i in chosen) + "\t" + " ".join(PALABRAS[i] for i in chosen) + "\n")
+    path.write_text("".join(rows), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(autouse=True)
+def own_cache(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WEFT_CACHE", str(cache))
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Path:
+    """A model folder, by ``weft train translation``."""
+    folder = tmp_path_factory.mktemp("trained")
+    corpus = write_corpus(folder / "numbers.tsv")
+    out = folder / "model"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("WEFT_CACHE", str(cache))
+        steps = ["--training.steps=400", "--training.validate_every=200", "--training.save_every=100"]
+        code = cli.main(["train", "translation", f"--data.train={corpus}", "--out", str(out), *SMALL, *steps])
+    assert code == 0
+    return out
+
+
+def test_training_leaves_a_model_folder_with_its_card_and_its_curve(trained: Path) -> None:
+    for name in ("model.safetensors", "config.json", "tokenizer.json", "README.md", "metrics.jsonl", "curve.png"):
+        assert (trained / name).stat().st_size > 0
+    assert "numbers.tsv" in (trained / "README.md").read_text(encoding="utf-8")
+    recipe = json.loads((trained / "config.json").read_text(encoding="utf-8"))["recipe"]
+    assert recipe["model"]["dim"] == 32
+    assert recipe["training"]["steps"] == 400
+
+
+def test_it_translates_what_it_never_saw(
+    trained: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = ["one two three", "", "ten nine", "four four seven one"]
+    expected = ["uno dos tres", "", "diez nueve", "cuatro cuatro siete uno"]
+    assert cli.main(["translate", str(trained), *filter(None, lines)]) == 0
+    assert capsys.readouterr().out.splitlines() == [line for line in expected if line]
+    stdin = io.TextIOWrapper(io.BytesIO("\n".join(lines).encode() + b"\n"), encoding="utf-8")
+    monkeypatch.setattr(sys, "stdin", stdin)
+    assert cli.main(["translate", str(trained), "--beam", "2"]) == 0
+    assert capsys.readouterr().out.split("\n") == [*expected, ""]
+
+
+def test_json_has_scores_and_the_n_best(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["translate", str(trained), "one two", "--n-best", "3", "--json"]) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    found = json.loads(line)
+    assert found["text"] == "uno dos"
+    scores = [each["score"] for each in found["n_best"]]
+    assert len(scores) == 3
+    assert scores == sorted(scores, reverse=True)
+
+
+def test_evaluation_is_that_of_sacrebleu(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    corpus = write_corpus(tmp_path / "test.tsv", 60, seed=5)
+    output = tmp_path / "out.txt"
+    words = ["evaluate", str(trained), str(corpus), "--output", str(output), "--json", "--baseline", str(trained)]
+    assert cli.main(words) == 0
+    report = json.loads(capsys.readouterr().out)
+    reference = tmp_path / "reference.txt"
+    reference.write_text("".join(line.split("\t")[1] for line in corpus.read_text().splitlines(True)))
+    done = subprocess.run(
+        [sys.executable, "-m", "sacrebleu", str(reference), "-i", str(output), "-b", "-w", "4"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert report["scores"]["bleu"] == pytest.approx(float(done.stdout), abs=1e-4)
+    assert report["scores"]["bleu"] > 60
+    # Two line-aligned files, gzipped, are the same data.
+    source, target = tmp_path / "test.en.gz", tmp_path / "test.es.gz"
+    for column, path in enumerate((source, target)):
+        text = "".join(line.rstrip("\n").split("\t")[column] + "\n" for line in corpus.read_text().splitlines(True))
+        path.write_bytes(gzip.compress(text.encode()))
+    assert cli.main(["evaluate", str(trained), str(source), str(target), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["scores"] == report["scores"]
+
+
+def test_the_same_command_again_changes_nothing(trained: Path) -> None:
+    recipe = json.loads((trained / "config.json").read_text(encoding="utf-8"))["recipe"]
+    before = (trained / "model.safetensors").read_bytes()
+    metrics = (trained / "metrics.jsonl").read_bytes()
+    overrides = [f"--data.train={recipe['data']['train']}", *SMALL, "--training.steps=400"]
+    rest = ["--training.validate_every=200", "--training.save_every=100"]
+    assert cli.main(["train", "translation", "--out", str(trained), *overrides, *rest]) == 0
+    assert (trained / "model.safetensors").read_bytes() == before
+    assert (trained / "metrics.jsonl").read_bytes() == metrics
+
+
+def test_another_recipe_in_the_same_folder_is_refused(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = json.loads((trained / "config.json").read_text(encoding="utf-8"))["recipe"]
+    words = ["train", "translation", "--out", str(trained), f"--data.train={recipe['data']['train']}", *SMALL]
+    rest = ["--training.steps=400", "--training.validate_every=200", "--training.save_every=100"]
+    assert cli.main([*words, *rest, "--training.clip=0.5"]) == 2
+    assert "training.clip" in capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["train", "translation", "--out", "{tmp}/x", "--data.train={tmp}/gone.tsv"], "gone.tsv"),
+        (["train", "translation", "--out", "{tmp}/x", "--data.train={tmp}/a.en,{tmp}/a.de"], "line"),
+        (["train", "translation", "--out", "{tmp}/x", "--data.train={tmp}/a.en"], "a.en"),
+        (["train", "transfomer-base", "--out", "{tmp}/x"], "'transformer-base'"),
+        (["train", "translation", "--out", "{tmp}/x", "--model.dmi=3"], "'model.dim'"),
+        (["train", "translation", "--out", "{tmp}/x", "--model.dim=wide"], "model.dim must be a valid integer"),
+        (["train", "translation", "--out", "{tmp}/x"], "--data.train"),
+        (["translate", "{tmp}/gone", "hello"], "gone"),
+        (["translate", "{tmp}", "hello"], "model"),
+        (["evaluate", "{model}", "multi31k:test"], "'multi30k'"),
+        (["data", "get", "multi31k"], "'multi30k'"),
+        (["evaluate", "{model}", "{tmp}/a.en", "{tmp}/a.de"], "line"),
+        (["evaluate", "{model}", "{tmp}/a.tsv", "--tokenize", "14a"], "14a"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line_and_nothing_is_left(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], named: str
+) -> None:
+    (tmp_path / "a.en").write_text("one\ntwo\nthree\n")
+    (tmp_path / "a.de").write_text("eins\nzwei\n")
+    write_corpus(tmp_path / "a.tsv", 3)
+    before = sorted(tmp_path.rglob("*"))
+    assert cli.main([word.format(tmp=tmp_path, model=trained) for word in words]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[-1].startswith("weft: error: ")
+    assert named in lines[-1]
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_stopped_run_goes_on_and_ends_as_an_unbroken_one(tmp_path: Path, number: int, code: int) -> None:
+    corpus = write_corpus(tmp_path / "numbers.tsv")
+    steps = ["--training.steps=60", "--training.validate_every=30", "--training.log_every=1", "--training.bleu=false"]
+    common = [sys.executable, "-m", "weft", "train", "translation", f"--data.train={corpus}", *SMALL, *steps, "--out"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    subprocess.run([*common, str(tmp_path / "whole")], check=True, env=environment, capture_output=True)
+    run = subprocess.Popen([*common, str(tmp_path / "broken")], env=environment, stderr=subprocess.PIPE, text=True)
+    metrics = tmp_path / "broken" / "metrics.jsonl"
+    deadline = time.monotonic() + 120
+    while (not metrics.exists() or metrics.stat().st_size == 0) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    run.send_signal(number)
+    _, err = run.communicate(timeout=120)
+    assert run.returncode == code, err
+    assert not (tmp_path / "broken" / "model.safetensors").exists()
+    subprocess.run([*common, str(tmp_path / "broken")], check=True, env=environment, capture_output=True)
+    for name in ("model.safetensors", "tokenizer.json"):
+        assert (tmp_path / "broken" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+def test_a_tatoeba_test_set_has_each_sentence_once_with_all_its_translations() -> None:
+    from weft.data.corpora import open_pairs
+
+    pairs = open_pairs("tatoeba-sample:test", "en", "es")
+    sources, references = evaluation.sentences(pairs)
+    assert len(sources) == len(set(sources)) < sum(map(len, references)) == sum(1 for _ in pairs)

@@ -1,0 +1,214 @@
+"""Train a translator: from a recipe to a model folder.
+
+    corpora ─ tokenizers ─ store ─ batches ─▶ model ─ loop ─▶ model folder
+                     └ validation: loss and BLEU ┘
+
+``choose`` makes the recipe where the user gave only data; ``train`` does what a recipe says.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import torch
+from torch import nn
+
+from weft import folder
+from weft.config import Recipe
+from weft.data.batching import Batches
+from weft.data.corpora import SETS, cache_folder, open_pairs
+from weft.data.store import PairStore, TextPairs, prepare, split_held_out
+from weft.data.text import ParallelText, references
+from weft.data.tokenizers import TokenizerPair, make_pair
+from weft.evaluation.translation import sentences, validator
+from weft.models import build
+from weft.models.contract import Seq2Seq
+from weft.training import loop, progress
+from weft.training.report import Reporter
+from weft.training.sizes import size_for
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What training reads: tokenizers, token stores, batches, and the text that validation translates."""
+
+    tokenizers: TokenizerPair
+    store: PairStore
+    validation: PairStore
+    batches: Batches
+    sources: list[str]
+    references: list[list[str]]
+    content: dict[str, str]  # hashes of all that was read
+
+
+def choose(overrides: Sequence[str], out: Path, report: Reporter) -> Recipe:
+    """A recipe for this much data, from the table in sizes.py; the overrides have the last word.
+
+    Raises:
+        ValueError: if no training data is named, or the data is at fault.
+    """
+    pairs, _ = _texts(Recipe.make({}, overrides))
+    count = sum(1 for _ in pairs)
+    size = size_for(count)
+    draft = Recipe.make(size.tree(per_epoch=1), overrides)
+    recipe = Recipe.make(size.tree(prepared(draft, out, report).batches.per_epoch), overrides)
+    model = recipe.model
+    report.note(
+        f"{count:,} pairs: chose {recipe.tokenizer.vocab_size:,} {recipe.tokenizer.kind} tokens, {model.family} "
+        f"of dim {model.dim}, {model.encoder_layers} + {model.decoder_layers} layers, dropout {model.dropout:g}, "
+        f"{recipe.training.steps:,} steps of {recipe.training.batch_tokens:,} tokens"
+    )
+    return recipe
+
+
+def train(recipe: Recipe, out: Path, report: Reporter, fork: bool = False) -> loop.Outcome:
+    """Train what the recipe says, or go on where a run in ``out`` stopped, and write the model folder there.
+
+    Args:
+        recipe: all that decides what is trained.
+        out: the run folder, which becomes the model folder too.
+        report: who is told how it goes.
+        fork: go on with a recipe that differs from the one that the run was begun with.
+
+    Raises:
+        ValueError: if the data or the recipe is at fault, or the loss is no number any more.
+    """
+    data = prepared(recipe, out, report)
+    report.note(f"training: {data.store.report()}; {data.batches.padding:.0%} of a batch is padding")
+    report.note(f"validation: {data.validation.report()}")
+    torch.manual_seed(recipe.seed)
+    model = build(recipe.model, data.tokenizers.source.vocab_size, data.tokenizers.target.vocab_size)
+    parameters = sum(p.numel() for p in model.parameters())
+    report.note(f"model: {recipe.model.family}, {parameters:,} parameters")
+    report.note(_estimate(model, data.batches, recipe))
+    bleu = recipe.training.bleu
+    outcome = loop.train(
+        model,
+        data.batches,
+        recipe.training,
+        out,
+        seed=recipe.seed,
+        identity={**recipe.tree(), "content": data.content},
+        validate=validator(
+            data.validation,
+            data.tokenizers,
+            recipe,
+            sources=data.sources if bleu else (),
+            references=data.references if bleu else (),
+        ),
+        best=("bleu", "max") if bleu else ("loss", "min"),
+        report=report,
+        fork=fork,
+    )
+    folder.save(out, model, recipe, data.tokenizers, _card(recipe, outcome, parameters))
+    progress.draw_curve(out / "metrics.jsonl", out / "curve.png", report.note)
+    return outcome
+
+
+def prepared(recipe: Recipe, out: Path, report: Reporter) -> Prepared:
+    """The data of a recipe, ready for training. What was made before, here or for another run, is used again."""
+    pairs, validation = _texts(recipe)
+    tokenizers = _tokenizers(recipe, pairs, out, report)
+    cache = cache_folder() / "pairs"
+    store = prepare(pairs, tokenizers, recipe.data, cache, _every(500_000, report))
+    everything = recipe.data.model_copy(update={"max_len": 0, "max_ratio": 0.0})
+    held_out = prepare(validation, tokenizers, everything, cache, allow_unknown=True)
+    batches = Batches(
+        store,
+        batch_tokens=recipe.training.batch_tokens,
+        seed=recipe.seed,
+        dropout=recipe.tokenizer.dropout,
+        tokenizers=tokenizers,
+    )
+    sources, targets = sentences(validation) if isinstance(validation, ParallelText) else references(validation)
+    content = {
+        "train": pairs.fingerprint(),
+        "validation": validation.fingerprint(),
+        "tokenizers": tokenizers.fingerprint(),
+    }
+    return Prepared(tokenizers, store, held_out, batches, sources, targets, content)
+
+
+def _texts(recipe: Recipe) -> tuple[TextPairs, TextPairs]:
+    """The text to train on and the text to validate with."""
+    data = recipe.data
+    if not data.train:
+        raise ValueError(
+            "no training data: give --data.train=pairs.tsv, two files as a.en,a.de, or a part of a named set"
+        )
+    pairs = open_pairs(data.train, data.source, data.target, data.swap)
+    if data.validation:
+        return pairs, open_pairs(data.validation, data.source, data.target, data.swap)
+    if not data.held_out:
+        raise ValueError("no validation data: give --data.validation, or --data.held_out pairs of the training data")
+    return split_held_out(pairs, data.held_out, cache_folder() / "pairs")
+
+
+def _tokenizers(recipe: Recipe, pairs: TextPairs, out: Path, report: Reporter) -> TokenizerPair:
+    """The run's tokenizers: those that are there already, or trained now and kept."""
+    if any(out.glob("tokenizer*.json")):
+        return TokenizerPair.load(out)
+    report.note(
+        f"training a {recipe.tokenizer.kind} tokenizer" if not recipe.tokenizer.path else "reading the tokenizer"
+    )
+    made = make_pair(recipe.tokenizer, lambda: _side(pairs, 0), lambda: _side(pairs, 1))
+    out.mkdir(parents=True, exist_ok=True)
+    made.save(out)
+    return made
+
+
+def _every(count: int, report: Reporter) -> Callable[[int], None]:
+    """Tells of every so many pairs that were tokenised."""
+    told = 0
+
+    def tell(read: int) -> None:
+        nonlocal told
+        if read >= told + count:
+            told = read
+            report.note(f"{read:,} pairs tokenised")
+
+    return tell
+
+
+def _side(pairs: TextPairs, side: int) -> Iterable[str]:
+    return (pair[side] for pair in pairs)
+
+
+def _estimate(model: nn.Module, batches: Batches, recipe: Recipe) -> str:
+    """How long it will take, from a few batches; nothing else depends on the clock."""
+    times = []
+    precision = recipe.training.precision
+    trained = cast(Seq2Seq, model)
+    trained.precision = loop.PRECISIONS[loop.fastest_precision() if precision == "auto" else precision]
+    with torch.random.fork_rng():
+        for number in range(4):
+            batch = batches.at(number)
+            begin = time.perf_counter()
+            loss = trained.loss(batch, recipe.training.smoothing, recipe.training.rdrop)
+            loss.total.backward()
+            times.append(time.perf_counter() - begin)
+    for parameter in model.parameters():
+        parameter.grad = None
+    seconds = sum(times[1:]) / len(times[1:]) * recipe.training.accumulate * recipe.training.steps
+    return f"{recipe.training.steps:,} steps take about {progress.duration(seconds)} here, validations not counted"
+
+
+def _card(recipe: Recipe, outcome: loop.Outcome, parameters: int) -> str:
+    """The model's README."""
+    results: dict[str, str | float] = {f"validation {name}": value for name, value in outcome.metrics.items()}
+    if outcome.best_step is not None:
+        results["best step"] = f"{outcome.best_step:,} of {outcome.step:,}"
+    if len(outcome.weights) > 1:
+        results["weights"] = f"the mean of steps {', '.join(f'{step:,}' for step in outcome.weights)}"
+    results |= {
+        "target tokens trained on": f"{outcome.tokens:,}",
+        "time": progress.duration(outcome.seconds),
+        "precision": outcome.precision,
+    }
+    named = SETS.get(str(recipe.data.train).partition(":")[0])
+    command = f"weft train {recipe.name or 'recipe.toml'} --out DIR"
+    return folder.card(recipe, parameters, results, command, named.licence if named else "")
