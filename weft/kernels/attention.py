@@ -8,12 +8,16 @@ Three ways with one signature:
                 are kept for the backward pass while they are few, and made again when they are many
 
 ``attend`` takes the one that ``pick`` names. ``attention_weights`` is what observers see.
+
+In steady mode (see steady.py) the tiled way is taken whatever the size, with tiles of one query or 32, on whole blocks
+of 32 keys: all is padded to that, and a block's product has one shape in any company.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any, NamedTuple
 
 import torch
@@ -24,6 +28,7 @@ from torch.autograd.function import once_differentiable
 from weft.kernels.dropout import draw_key, keep_mask, keep_rate, scaled_product
 from weft.kernels.machine import bf16_products
 from weft.kernels.mask import Mask, check_mask, part
+from weft.kernels.steady import KEYS, is_steady, whole_blocks
 
 _EVERYTHING, _CAUSAL = Mask(), Mask(causal=True)
 
@@ -57,6 +62,9 @@ def attend(
     check(q, k, v, mask, bias)
     if not 0.0 <= dropout < 1.0:
         raise ValueError(f"dropout must be at least 0 and less than 1, not {dropout}")
+    if is_steady() and q.device.type == "cpu":
+        n, e, scale = q.shape[2], v.shape[3], _scale(q, scale)
+        return tiled(*whole_blocks(q, k, v, mask, bias), scale, dropout)[:, :, :n, :e]
     return WAYS[pick(q, k, v, mask, bias, dropout)](q, k, v, mask, bias, scale, dropout)
 
 
@@ -68,6 +76,8 @@ def attention_weights(
     They are computed, and given, in fp32 at least. A query that may attend nowhere gets weights of zero.
     """
     check(q, k, k, mask, bias)
+    if is_steady() and q.device.type == "cpu" and not torch.is_grad_enabled():
+        return _steady_weights(q, k, mask, bias, _scale(q, scale))
     mask, bias = _closed_by_bias(mask, bias)
     q, k = _wide(q), _wide(k).repeat_interleave(q.shape[1] // k.shape[1], dim=1)
     scores = q @ k.transpose(-2, -1) * _scale(q, scale)  # [B, H, N, M]
@@ -159,7 +169,8 @@ def tiled(
     mask, bias = _closed_by_bias(mask, bias)
     if mask is not None and _only_causal(mask, q.shape[2], k.shape[2]):
         mask = _CAUSAL  # the one that remembers
-    plan = _Plan(mask or _EVERYTHING, _scale(q, scale), dropout, draw_key() if dropout else 0, torch.is_grad_enabled())
+    key = draw_key() if dropout else 0
+    plan = _Plan(mask or _EVERYTHING, _scale(q, scale), dropout, key, torch.is_grad_enabled(), is_steady())
     out: Tensor = _Tiled.apply(q, k, v, bias, plan)  # type: ignore[no-untyped-call]
     return out
 
@@ -234,6 +245,7 @@ class _Plan(NamedTuple):
     dropout: float
     key: int  # of the dropout
     train: bool  # whether there may be a backward pass
+    blocks: bool  # whether products are of blocks of keys
 
     def drop(self, weights: Tensor, number: int) -> Tensor:
         """The weights of tile ``number``, or their gradients, with the same ones dropped whenever it is asked."""
@@ -241,14 +253,20 @@ class _Plan(NamedTuple):
         return scaled_product(weights, mask, 1.0 / keep_rate(self.dropout))
 
 
-def _tiles(q: Tensor, k: Tensor, mask: Mask) -> list[_Tile]:
+def _tiles(q: Tensor, k: Tensor, mask: Mask, blocks: bool) -> list[_Tile]:
     (b, h, n, _), (_, groups, m, _) = q.shape, k.shape
     narrow = mask.causal or mask.window is not None or mask.segments is not None
     step = _QUERIES if n > _QUERIES and (narrow or not _few(q, k)) else n
+    if blocks:
+        step = min(n, KEYS)
     rows = min(b, max(1, _TILE // max(1, h * step * m)))
     whole = rows == b and step == n
+
+    def seen(queries: slice) -> slice:
+        return slice(0, m) if blocks else mask.span(queries, m)
+
     return [
-        _Tile(slice(row, min(row + rows, b)), queries, mask.span(queries, m), h, groups, m, whole)
+        _Tile(slice(row, min(row + rows, b)), queries, seen(queries), h, groups, m, whole)
         for queries in (slice(low, min(low + step, n)) for low in range(0, n, step or 1))
         for row in range(0, b, rows or 1)
     ]
@@ -261,7 +279,7 @@ def _few(q: Tensor, k: Tensor) -> bool:
 
 def _tile_weights(tile: _Tile, q: Tensor, k: Tensor, bias: Tensor | None, plan: _Plan) -> Tensor:
     """softmax(scale · q kᵀ + bias) where allowed, of one tile: [b·G, R·n, m]."""
-    scores = _product(tile.queries_of(q), tile.keys_of(k).transpose(1, 2), plan.scale)
+    scores = _scores(tile.queries_of(q), tile.keys_of(k), plan)
     by_head = tile.by_head(scores)
     if bias is not None:
         by_head.add_(part(bias, tile.rows, tile.queries, tile.keys))
@@ -314,7 +332,7 @@ class _Tiled(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, plan: _Plan) -> Tensor:
         wide_q, wide_k, wide_v = (_wide(x) for x in (q, k, v))
-        tiles = _tiles(q, k, plan.mask)
+        tiles = _tiles(q, k, plan.mask, plan.blocks)
         shape = (*q.shape[:3], v.shape[3])
         out = None if tiles else wide_q.new_zeros(shape)
         keep, kept = plan.train and _few(q, k), []
@@ -324,7 +342,7 @@ class _Tiled(torch.autograd.Function):
                 kept.append(weights)
             if plan.dropout:
                 weights = plan.drop(weights, number)
-            out = tile.write_queries(out, torch.bmm(weights, tile.keys_of(wide_v)), shape)
+            out = tile.write_queries(out, _mix(weights, tile.keys_of(wide_v), plan), shape)
         assert out is not None
         ctx.save_for_backward(q, k, v, bias, *kept)
         ctx.plan, ctx.tiles = plan, tiles
@@ -355,6 +373,32 @@ class _Tiled(torch.autograd.Function):
             dv = tile.add_keys(dv, torch.bmm(used.transpose(1, 2), dout), wide_v.shape)
         grads = (None if g is None else g.to(x.dtype) for g, x in ((dq, q), (dk, k), (dv, v), (dbias, bias)))
         return *grads, None
+
+
+def _steady_weights(q: Tensor, k: Tensor, mask: Mask | None, bias: Tensor | None, scale: float) -> Tensor:
+    """``attention_weights`` tile by tile."""
+    n, m = q.shape[2], k.shape[2]
+    q, k, _, mask, bias = whole_blocks(_wide(q), _wide(k), k, *_closed_by_bias(mask, bias))
+    plan = _Plan(mask or _EVERYTHING, scale, 0.0, 0, train=False, blocks=True)
+    shape, weights = (*q.shape[:3], k.shape[2]), None
+    for tile in _tiles(q, k, plan.mask, plan.blocks):
+        weights = tile.write_queries(weights, _tile_weights(tile, q, k, bias, plan), shape)
+    return (q.new_zeros(shape) if weights is None else weights)[:, :, :n, :m]
+
+
+def _scores(q: Tensor, k: Tensor, plan: _Plan) -> Tensor:
+    """scale · q kᵀ, for q [b·G, R·n, D] and k [b·G, m, D]: [b·G, R·n, m]."""
+    blocks = k.split(KEYS, 1) if plan.blocks else (k,)
+    parts = [_product(q, block.transpose(1, 2), plan.scale) for block in blocks]
+    return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+
+
+def _mix(weights: Tensor, v: Tensor, plan: _Plan) -> Tensor:
+    """weights [b·G, R·n, m] times v [b·G, m, E]; what blocks of keys give is added in their order."""
+    if not plan.blocks:
+        return torch.bmm(weights, v)
+    blocks = zip(weights.split(KEYS, 2), v.split(KEYS, 1), strict=True)
+    return reduce(torch.add, (torch.bmm(part.contiguous(), block) for part, block in blocks))
 
 
 def _product(a: Tensor, b: Tensor, scale: float) -> Tensor:

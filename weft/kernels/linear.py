@@ -4,6 +4,8 @@ A bf16 product is several times as fast as an fp32 one on a CPU that has the ins
 several times as slow on one that has not (docs/results.md). There the operands are rounded to bf16 all the
 same but multiplied in fp32, in the time of fp32. Both sum in fp32; the native product is then rounded to bf16,
 as under torch's autocast, before anything is added to it.
+
+In steady mode the products have fixed heights (see steady.py).
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from weft.kernels.machine import bf16_products
+from weft.kernels.steady import by_rows, is_steady
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -29,7 +32,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     if x.shape[-1] != weight.shape[-1]:
         raise ValueError(f"the layer takes vectors of {weight.shape[-1]}, not {x.shape[-1]} (x is {list(x.shape)})")
     if x.dtype == weight.dtype:
-        return F.linear(x, weight, bias)
+        return by_rows(x, weight, bias) if is_steady() else F.linear(x, weight, bias)
     if x.dtype != torch.bfloat16 or weight.dtype != torch.float32:
         raise ValueError(
             f"x is {x.dtype} and the parameters {weight.dtype}: expected the same, or bfloat16 and float32"
@@ -48,8 +51,9 @@ def reference(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 def bf16_matmul(a: Tensor, b: Tensor) -> Tensor:
     """a @ b of bf16 matrices: a bf16 product where the machine has them, else an fp32 product and result."""
-    native = a.device.type != "cpu" or bf16_products()
-    return torch.mm(a, b) if native else torch.mm(a.float(), b.float())
+    if a.device.type == "cpu" and not bf16_products():
+        a, b = a.float(), b.float()
+    return by_rows(a, b.t()) if is_steady() else torch.mm(a, b)
 
 
 class _Bf16Linear(torch.autograd.Function):
@@ -57,7 +61,7 @@ class _Bf16Linear(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         narrow = weight.to(x.dtype)
         ctx.save_for_backward(x, narrow)
-        y = bf16_matmul(x.flatten(0, -2), narrow.t())
+        y = bf16_matmul(_rows(x), narrow.t())
         if bias is not None:
             y += bias
         return y.to(x.dtype).view(*x.shape[:-1], weight.shape[0])
@@ -66,12 +70,16 @@ class _Bf16Linear(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, narrow = ctx.saved_tensors
-        rows = grad.flatten(0, -2)
+        rows = _rows(grad)
         dx = dweight = dbias = None
         if ctx.needs_input_grad[0]:
             dx = bf16_matmul(rows, narrow).to(x.dtype).view_as(x)
         if ctx.needs_input_grad[1]:
-            dweight = bf16_matmul(rows.t(), x.flatten(0, -2)).float()
+            dweight = bf16_matmul(rows.t(), _rows(x)).float()
         if ctx.needs_input_grad[2]:
             dbias = rows.sum(0, dtype=torch.float32)
         return dx, dweight, dbias
+
+
+def _rows(x: Tensor) -> Tensor:
+    return x.reshape(-1, x.shape[-1])

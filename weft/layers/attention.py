@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +12,7 @@ from weft import observe
 from weft.kernels.attention import attend, attention_weights
 from weft.kernels.dropout import dropout
 from weft.kernels.mask import Mask
+from weft.kernels.steady import grown, is_steady
 from weft.layers.cache import KVCache
 from weft.layers.linear import Linear
 from weft.layers.norms import RMSNorm
@@ -159,7 +161,9 @@ class MultiHeadAttention(nn.Module):
         if mask is not None:
             visible = visible & mask.at(cache.lengths)
         cache = cache.append(k, v)
-        return self._attend(q, cache.keys, cache.values, visible, bias, positions), cache
+        if cache.width > cache.longest:
+            visible, bias = _widened(visible, bias, cache.longest, cache.width)
+        return self._attend(q, cache.keys, cache.values, visible, bias, positions, cache.longest), cache
 
     def _queries(self, x: Tensor) -> Tensor:
         queries: Tensor = self.query_norm(self._heads(self.query(x), self.num_heads))
@@ -169,20 +173,43 @@ class MultiHeadAttention(nn.Module):
         return x.view(*x.shape[:2], num_heads, self.head_dim).transpose(1, 2)  # [B, H, N, head_dim]
 
     def _attend(
-        self, q: Tensor, k: Tensor, v: Tensor, mask: Mask | None, bias: Tensor | None, positions: Tensor
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: Mask | None,
+        bias: Tensor | None,
+        positions: Tensor,
+        real: int | None = None,
     ) -> Tensor:
-        """Attend and map back; positions [N] or [B, N] are the queries', the keys stand at 0 … M − 1."""
+        """Attend and map back; positions [N] or [B, N] are the queries', the keys stand at 0 … M − 1.
+
+        Observers see the first ``real`` keys, or all.
+        """
         p = self.dropout if self.training else 0.0
         if self.relative is not None:
             key_positions = torch.arange(k.shape[2], device=k.device)
             distance = self.relative(q, positions, key_positions) * self.head_dim**-0.5
             bias = distance if bias is None else distance + bias
-        observe.see(self, "weights", lambda: {"weights": attention_weights(q, k, mask, bias)})
+        observe.see(self, "weights", lambda: {"weights": attention_weights(q, k, mask, bias)[..., :real]})
         if self.relative is not None and self.relative.value_vectors is not None:
             weights = dropout(attention_weights(q, k, mask, bias), p)  # the values' vectors need them all
-            heads = weights @ v.to(weights.dtype).repeat_interleave(self.num_heads // self.num_kv_heads, dim=1)
+            wide = [part.to(weights.dtype) for part in (q, k, v)]
+            if is_steady() and p == 0.0:
+                heads = attend(wide[0], wide[1], wide[2], mask, bias)
+            else:
+                heads = weights @ wide[2].repeat_interleave(self.num_heads // self.num_kv_heads, dim=1)
             heads = (heads + self.relative.values(weights, positions, key_positions)).to(v.dtype)
         else:
             heads = attend(q, k, v, mask, bias, dropout=p)
         output: Tensor = self.output(heads.transpose(1, 2).flatten(2))
         return output
+
+
+def _widened(mask: Mask, bias: Tensor | None, m: int, width: int) -> tuple[Mask, Tensor | None]:
+    """The causal mask and the bias of m keys for so many more behind them, which causality closes."""
+    if mask.segments is not None:
+        mask = replace(mask, segments=grown(mask.segments, -1, width))
+    if mask.pattern is not None and mask.pattern.shape[-1] == m:
+        mask = replace(mask, pattern=grown(mask.pattern, -1, width))
+    return mask, bias if bias is None or bias.shape[-1] != m else grown(bias, -1, width)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from weft.kernels.dropout import dropout
 from weft.kernels.mask import Mask
+from weft.kernels.steady import gelu, gelu_tanh, silu
 from weft.layers.attention import KeysValues, MultiHeadAttention, Rotation
 from weft.layers.cache import KVCache
 from weft.layers.linear import Linear
@@ -20,9 +21,9 @@ from weft.layers.relative import ShawRelative
 Activation = Literal["relu", "gelu", "gelu_tanh", "swiglu"]
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
-    "gelu": F.gelu,
-    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
-    "swiglu": F.silu,
+    "gelu": gelu,
+    "gelu_tanh": gelu_tanh,
+    "swiglu": silu,
 }
 _CAUSAL = Mask(causal=True)
 

@@ -2,6 +2,8 @@
 
 A step appends what is new and attends to all there is; a search selects rows, cuts them back and
 joins batches. A cache behaves as a value: what one holder appends, no other holder sees.
+
+In steady mode (kernels/steady.py) what is read is as wide as whole blocks of keys, which spares attention the padding.
 """
 
 from __future__ import annotations
@@ -12,7 +14,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-_ROOM = 64  # capacity grows by half, to a multiple of this
+from weft.kernels.steady import is_steady, pad_length
+
+_ROOM = 64  # capacity grows by half, to a multiple of this, and of what steady mode pads to
 
 
 @dataclass(eq=False)
@@ -48,14 +52,19 @@ class KVCache:
         return cls(None, torch.zeros(batch, dtype=torch.int64, device=device))
 
     @property
+    def width(self) -> int:
+        """How many keys and values there are to read: ``longest``, in steady mode a padded length."""
+        return pad_length(self.longest) if is_steady() else self.longest
+
+    @property
     def keys(self) -> Tensor:
-        """[B, G, longest, D]; what lies behind a row's length is undefined."""
-        return self._filled().keys[:, :, : self.longest]
+        """[B, G, width, D]; what lies behind a row's length is undefined, but finite."""
+        return self._filled().keys[:, :, : self.width]
 
     @property
     def values(self) -> Tensor:
-        """[B, G, longest, E]; what lies behind a row's length is undefined."""
-        return self._filled().values[:, :, : self.longest]
+        """[B, G, width, E]; what lies behind a row's length is undefined, but finite."""
+        return self._filled().values[:, :, : self.width]
 
     def append(self, keys: Tensor, values: Tensor, counts: Tensor | None = None) -> KVCache:
         """The cache with N more keys and values in each row.
@@ -117,7 +126,7 @@ class KVCache:
             return KVCache(None, lengths)
         if len(stores) != len(caches):
             raise ValueError("cannot join caches that hold something with caches that hold nothing")
-        room = max(cache.longest for cache in caches)
+        room = _capacity(max(cache.longest for cache in caches))
 
         def join(parts: list[Tensor]) -> Tensor:
             whole = parts[0].new_zeros(len(lengths), parts[0].shape[1], room, parts[0].shape[3])
@@ -167,9 +176,12 @@ class KVCache:
 
 
 def _with_room(entries: Tensor, room: int = 0) -> Tensor:
-    """The entries [B, G, n, D] at the start of a store with room for one more at least, a multiple of _ROOM."""
+    """The entries [B, G, n, D] at the start of a store with room for one more at least."""
     n = entries.shape[2]
-    capacity = -(-max(room, n + 1) // _ROOM) * _ROOM
-    store = entries.new_zeros(*entries.shape[:2], capacity, entries.shape[3])
+    store = entries.new_zeros(*entries.shape[:2], _capacity(max(room, n + 1)), entries.shape[3])
     store[:, :, :n] = entries
     return store
+
+
+def _capacity(room: int) -> int:
+    return -(-max(room, 1) // _ROOM) * _ROOM
