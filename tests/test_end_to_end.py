@@ -7,6 +7,8 @@ import io
 import json
 import os
 import random
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -148,6 +150,27 @@ def test_another_recipe_in_the_same_folder_is_refused(trained: Path, capsys: pyt
     rest = ["--training.steps=400", "--training.validate_every=200", "--training.save_every=100"]
     assert cli.main([*words, *rest, "--training.clip=0.5"]) == 2
     assert "training.clip" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_the_commands_of_the_readme_work(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    readme = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+    section = readme.partition("## Train a translator")[2].partition("\n## ")[0]
+    commands = re.findall(r"^weft .*$", section, re.MULTILINE)
+    assert [command.split()[1] for command in commands] == ["train", "translate", "evaluate"]
+    monkeypatch.chdir(tmp_path)
+    write_corpus(tmp_path / "pairs.tsv")
+    write_corpus(tmp_path / "test.tsv", 20, seed=7)
+    for command in commands:
+        words = shlex.split(command)[1:]
+        if words[0] == "train":
+            words += [*SMALL, "--training.steps=20", "--training.bleu=false"]  # quick: that it learns is shown above
+        assert cli.main(words) == 0
+    assert "BLEU" in capsys.readouterr().out
+    (program,) = re.findall(r"^```python\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
+    exec(compile(program, "README.md", "exec"), {"__name__": "readme"})
+    assert capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -135,5 +135,5 @@ def test_with_nobody_listening_nothing_is_made() -> None:
 def test_the_public_names() -> None:
     assert weft.record is observe.record
     assert "record" in dir(weft)
-    with pytest.raises(AttributeError, match="it has __version__, record"):
+    with pytest.raises(AttributeError, match="it has Recipe, __version__, load, record"):
         _ = weft.nothing  # type: ignore[attr-defined]

@@ -210,5 +210,6 @@ def _card(recipe: Recipe, outcome: loop.Outcome, parameters: int) -> str:
         "precision": outcome.precision,
     }
     named = SETS.get(str(recipe.data.train).partition(":")[0])
-    command = f"weft train {recipe.name or 'recipe.toml'} --out DIR"
+    data = recipe.data.train if isinstance(recipe.data.train, str) else ",".join(recipe.data.train)
+    command = f"weft train {recipe.name or f'translation --data.train={data}'} --out DIR"
     return folder.card(recipe, parameters, results, command, named.licence if named else "")
