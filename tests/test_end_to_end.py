@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from weft import cli
+from weft.config import Recipe
 from weft.evaluation import translation as evaluation
 
 WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
@@ -79,8 +80,12 @@ def trained(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Path:
 def test_training_leaves_a_model_folder_with_its_card_and_its_curve(trained: Path) -> None:
     for name in ("model.safetensors", "config.json", "tokenizer.json", "README.md", "metrics.jsonl", "curve.png"):
         assert (trained / name).stat().st_size > 0
-    assert "numbers.tsv" in (trained / "README.md").read_text(encoding="utf-8")
+    card = (trained / "README.md").read_text(encoding="utf-8")
+    assert "numbers.tsv" in card
     recipe = json.loads((trained / "config.json").read_text(encoding="utf-8"))["recipe"]
+    # The command on the card asks for this very recipe.
+    (command,) = re.findall(r"^weft train translation (.*) --out DIR$", card, re.MULTILINE)
+    assert Recipe.make({}, shlex.split(command)).tree() == recipe
     assert recipe["model"]["dim"] == 32
     assert recipe["training"]["steps"] == 400
 

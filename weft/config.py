@@ -283,7 +283,7 @@ class Recipe(Section):
 
     def differences(self, other: Recipe) -> list[str]:
         """The dotted keys in which two recipes differ."""
-        mine, theirs = _flat(self.tree()), _flat(other.tree())
+        mine, theirs = flat(self.tree()), flat(other.tree())
         return sorted(key for key in mine.keys() | theirs.keys() if mine.get(key) != theirs.get(key))
 
 
@@ -420,11 +420,12 @@ def _expected(error: ErrorDetails) -> str:
     return message.replace("should be", "must be").split(", unable")[0]
 
 
-def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
+def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """The values of a tree by their dotted keys."""
+    found: dict[str, Any] = {}
     for key, value in tree.items():
         if isinstance(value, Mapping):
-            flat |= _flat(value, f"{prefix}{key}.")
+            found |= flat(value, f"{prefix}{key}.")
         else:
-            flat[prefix + key] = value
-    return flat
+            found[prefix + key] = value
+    return found

@@ -1,7 +1,7 @@
 """What size of model suits how much data: the one table from which ``weft train translation`` chooses.
 
-A row serves corpora of at least so many pairs. The choices were made on validation sets: docs/results.md has the
-figures, and says which rows were not measured.
+A row serves corpora of at least so many pairs. docs/results.md says which rows were chosen on a validation set and
+which are first guesses from the literature.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ import torch
 from torch import nn
 
 from weft import folder
-from weft.config import Recipe
+from weft.config import Recipe, find_recipe, flat, recipe_names
 from weft.data.batching import Batches
 from weft.data.corpora import SETS, cache_folder, open_pairs
 from weft.data.store import PairStore, TextPairs, prepare, split_held_out
@@ -210,6 +211,21 @@ def _card(recipe: Recipe, outcome: loop.Outcome, parameters: int) -> str:
         "precision": outcome.precision,
     }
     named = SETS.get(str(recipe.data.train).partition(":")[0])
-    data = recipe.data.train if isinstance(recipe.data.train, str) else ",".join(recipe.data.train)
-    command = f"weft train {recipe.name or f'translation --data.train={data}'} --out DIR"
-    return folder.card(recipe, parameters, results, command, named.licence if named else "")
+    return folder.card(recipe, parameters, results, _command(recipe), named.licence if named else "")
+
+
+def _command(recipe: Recipe) -> str:
+    """What trains this recipe: the one of its name, and what differs from that."""
+    known = recipe.name in recipe_names()
+    name = recipe.name if known else "translation"
+    changed = recipe.differences(find_recipe(name) if known else Recipe())
+    values = flat(recipe.tree())
+    words = [f"--{key}={_word(values.get(key, 'none'))}" for key in changed]
+    return shlex.join(["weft", "train", name, *words, "--out", "DIR"])
+
+
+def _word(value: object) -> str:
+    """A value as the shell's overrides take it."""
+    if isinstance(value, list):
+        return ",".join(map(str, value))
+    return str(value).lower() if isinstance(value, bool) else str(value)
