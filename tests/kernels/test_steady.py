@@ -117,6 +117,7 @@ def test_a_sentence_has_the_same_logits_in_any_company(dim: int, dtype: torch.dt
     [
         {"activation": "swiglu", "norm": "rms", "num_kv_heads": 2, "qk_norm": True},
         {"activation": "gelu_tanh", "norm_first": False, "num_kv_heads": 1},
+        {"max_distance": 4, "num_kv_heads": 2},
         {"dim": 36, "num_heads": 3, "ffn_dim": 50, "bias": False, "activation": "gelu_tanh"},
         {"dim": 30, "num_heads": 6, "ffn_dim": 31, "head_dim": 7, "activation": "swiglu"},
     ],

@@ -69,10 +69,10 @@ def test_any_order_of_operations(data: st.DataObject) -> None:
 def test_room_is_made_ahead_and_not_copied_at_every_step() -> None:
     cache = KVCache.empty(2)
     places = set()
-    for step in range(64):
+    for step in range(200):
         cache = cache.append(*entries(torch.full((2, 1), float(step), dtype=torch.float64)))
         places.add(cache.keys.data_ptr())
-    assert len(places) == 1
+    assert len(places) <= 5
     chosen = cache.select(torch.tensor([1, 0, 1]))  # as a beam search does at every step
     there = chosen.keys.data_ptr()
     assert chosen.append(*entries(torch.zeros(3, 1, dtype=torch.float64))).keys.data_ptr() == there
