@@ -97,6 +97,7 @@ def test_one_text_gives_one_and_a_list_gives_a_list_in_order(chars: Translator) 
 
 @pytest.mark.parametrize("options", [{"beam": 1}, {"beam": 3, "n_best": 2}, {"sample": True, "seed": 5, "n_best": 2}])
 def test_the_company_changes_nothing(chars: Translator, options: dict[str, Any]) -> None:
+    options = {**options, "exact": True}
     alone = [chars.translate([text], **options)[0] for text in TEXTS]
     if "sample" in options:  # whose draws follow the number of the line
         alone = list(chars.translate_lines(TEXTS, window=1, **options))
@@ -105,6 +106,16 @@ def test_the_company_changes_nothing(chars: Translator, options: dict[str, Any])
         assert [each.text for each in together] == [each.text for each in alone]
         assert together == alone  # the scores too, to the bit
     assert list(chars.translate_lines(TEXTS, window=4, **options)) == alone
+
+
+@pytest.mark.parametrize("beam", [1, 3])
+def test_unless_it_is_to_be_exact_company_changes_next_to_nothing(chars: Translator, beam: int) -> None:
+    together = chars.translate(TEXTS, beam=beam)
+    for text, found in zip(TEXTS, together, strict=True):
+        alone = chars.translate(text, beam=beam)
+        assert alone.score == pytest.approx(found.score, abs=1e-4)
+        exact = chars.translate(text, beam=beam, exact=True)
+        assert exact.score == pytest.approx(found.score, abs=1e-4)
 
 
 def test_blank_texts_stay_empty_and_in_their_places(chars: Translator) -> None:

@@ -47,8 +47,8 @@ class Options(TypedDict, total=False):
     """What can be asked of a translation. Left out or None: as the model's recipe says.
 
     Attributes:
-        beam, length_penalty, coverage_penalty, patience, max_ratio, max_extra, no_repeat, replace_unknown: see
-            ``weft.config.DecodingConfig``.
+        beam, length_penalty, coverage_penalty, patience, max_ratio, max_extra, no_repeat, replace_unknown, exact:
+            see ``weft.config.DecodingConfig``.
         n_best: how many translations of each source; the beam is as wide at least, unless it is given.
         sample: draw the translations at random instead of searching for the best; n_best of them, in the order drawn.
         temperature, top_k, top_p, min_p, seed: of the draw, see ``weft.decoding.sampling.SamplingOptions``.
@@ -64,6 +64,7 @@ class Options(TypedDict, total=False):
     max_extra: int | None
     no_repeat: int | None
     replace_unknown: bool | None
+    exact: bool | None
     n_best: int | None
     sample: bool | None
     temperature: float | None
@@ -305,7 +306,8 @@ class Translator:
     ) -> Translation | list[Translation]:
         """Translate a text, or each of a list of texts. A text is one sentence or so: what a line of the data was.
 
-        The company that a text is translated in does not change its translation. What is blank stays empty.
+        With ``exact=True`` the company that a text is translated in changes nothing of its translation, nor of its
+        scores; without, it may exchange two translations that are all but equally probable. What is blank stays empty.
 
         Args:
             text: what to translate.

@@ -25,6 +25,7 @@ USAGE, FAILURE, INTERRUPTED = 2, 1, 130
 Precision = Literal["auto", "fp32", "bf16"]
 _MODEL = typer.Argument(help="A model folder, or the name of a model that comes with weft.", show_default=False)
 _BEAM = typer.Option(min=1, help="Hypotheses a sentence; 1 is greedy. Else as the model's recipe says.")
+_EXACT = typer.Option(help="The same to the last bit beside any other lines; takes longer.")
 _PRECISION = typer.Option(help="Of activations and products.")
 _JSON = typer.Option("--json", help="Machine-readable results on stdout.")
 
@@ -104,6 +105,7 @@ def _translate(
     sample: Annotated[bool, typer.Option("--sample", help="Draw at random instead of searching for the best.")] = False,
     temperature: Annotated[float | None, typer.Option(help="Of the draw: below 1 is more cautious.")] = None,
     seed: Annotated[int | None, typer.Option(help="Of the draw.")] = None,
+    exact: Annotated[bool | None, _EXACT] = None,
     precision: Annotated[Precision, _PRECISION] = "auto",
     json: Annotated[bool, _JSON] = False,
 ) -> None:
@@ -124,6 +126,7 @@ def _translate(
         sample=sample,
         temperature=temperature,
         seed=seed,
+        exact=exact,
     )
     for translation in found:
         typer.echo(translation.json() if json else "\n".join(_line(best.text) for best in translation.n_best))
@@ -139,6 +142,7 @@ def _evaluate(
     beam: Annotated[int | None, _BEAM] = None,
     tokenize: Annotated[str, typer.Option(help="sacreBLEU's tokenizer; none for text that is tokenised.")] = "13a",
     output: Annotated[Path | None, typer.Option(help="A file for the translations, a line each.")] = None,
+    exact: Annotated[bool | None, _EXACT] = None,
     precision: Annotated[Precision, _PRECISION] = "auto",
     json: Annotated[bool, _JSON] = False,
 ) -> None:
@@ -153,6 +157,7 @@ def _evaluate(
         output=output,
         precision=precision,
         beam=beam,
+        exact=exact,
     )
     typer.echo(report.json() if json else report.text())
 

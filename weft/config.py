@@ -202,6 +202,8 @@ class DecodingConfig(Section):
         max_ratio, max_extra: a translation has at most max_ratio × source tokens + max_extra tokens.
         no_repeat: no sequence of so many tokens occurs twice; 0: it may.
         replace_unknown: an unknown word is replaced by the source word that it attended to most.
+        exact: a text's translation does not depend on what is translated beside it, to the last bit; takes longer.
+            Else only two hypotheses that are all but equally probable may change places.
     """
 
     beam: Count = 5
@@ -212,6 +214,7 @@ class DecodingConfig(Section):
     max_extra: int = Field(default=20, ge=0)
     no_repeat: int = Field(default=0, ge=0)
     replace_unknown: bool = False
+    exact: bool = False
 
 
 class Recipe(Section):

@@ -60,13 +60,13 @@ def test_a_source_has_the_same_result_in_any_company(model: EncoderDecoder, prec
     longest = 90 if model.max_len is None else 20  # beyond 64 the padding of the whole batch grows
     sources = [*some(7, 12), some(1, 2)[0] * (longest // len(some(1, 2)[0]))]
     prefixes = [source[:1] for source in sources]
-    options = SearchOptions(beam=4, n_best=3, max_ratio=0.0, max_extra=7)
+    options = SearchOptions(beam=4, n_best=3, max_ratio=0.0, max_extra=7, exact=True)
     drawn = SamplingOptions(samples=2, top_p=0.9)
     whole = batch(sources)
     beams, greedies = beam(model, whole, options, prefixes), greedy(model, whole, options)
     samples = sample(model, whole, drawn, options)
     targets = [hypotheses[-1].tokens for hypotheses in beams]
-    scores = score(model, whole, targets)
+    scores = score(model, whole, targets, options)
     covering = replace(options, coverage_penalty=0.3 if model.cross_attentions else 0.0)
     covered = beam(model, whole, covering)
     aligned = align(model, whole, targets) if model.cross_attentions else []
@@ -75,7 +75,7 @@ def test_a_source_has_the_same_result_in_any_company(model: EncoderDecoder, prec
         assert beam(model, part, options, [prefixes[i] for i in chosen]) == [beams[i] for i in chosen]
         assert greedy(model, part, options) == [greedies[i] for i in chosen]
         assert sample(model, part, drawn, options, numbers=chosen) == [samples[i] for i in chosen]
-        assert score(model, part, [targets[i] for i in chosen]) == [scores[i] for i in chosen]
+        assert score(model, part, [targets[i] for i in chosen], options) == [scores[i] for i in chosen]
         assert beam(model, part, covering) == [covered[i] for i in chosen]
         if aligned:
             for i, weights in zip(chosen, align(model, part, [targets[i] for i in chosen]), strict=True):

@@ -41,15 +41,17 @@ def test_searching_leaves_every_part_in_the_mode_it_was_in() -> None:
     model = torch.nn.Sequential(torch.nn.Dropout(), torch.nn.Sequential(torch.nn.Dropout(), torch.nn.Dropout()))
     model[1][0].eval()
     before = [part.training for part in model.modules()]
-    with searching(model):  # type: ignore[arg-type]
+    for exact in (True, False):
+        with searching(model, exact):  # type: ignore[arg-type]
+            assert is_steady() == exact
+        assert not is_steady()
+    with searching(model, exact=True):  # type: ignore[arg-type]
         assert not any(part.training for part in model.modules())
         assert not torch.is_grad_enabled()
         assert not torch.is_inference_mode_enabled()
-        assert is_steady()
     assert [part.training for part in model.modules()] == before
     assert torch.is_grad_enabled()
-    assert not is_steady()
-    with contextlib.suppress(KeyError), searching(model):  # type: ignore[arg-type]
+    with contextlib.suppress(KeyError), searching(model, exact=True):  # type: ignore[arg-type]
         raise KeyError
     assert [part.training for part in model.modules()] == before
 

@@ -63,7 +63,7 @@ def alternatives(
     before = list(tokens[:position])
     inputs = teacher_inputs(model, source, [before])
     rules = Rules(source, options, [before], model.max_len)
-    with searching(model):
+    with searching(model, options.exact):
         hidden, _ = model.step(inputs, begin(model, source))
         found = predict(model, hidden[:, -1])
     rules.close(found, inputs[:, 1:], source.new_zeros(1))

@@ -43,7 +43,7 @@ def beam(
         prefix: the tokens that each target must begin with.
 
     Returns:
-        For each source up to ``n_best`` hypotheses, best first. They do not depend on the other sources.
+        For each source up to ``n_best`` hypotheses, best first.
 
     Raises:
         ValueError: if the source or the prefixes are not as described, or a coverage penalty is asked of a model that
@@ -54,7 +54,7 @@ def beam(
     beams = _Beams(source, options, rules.limits)
     if not len(source):
         return beams.kept
-    with searching(model):
+    with searching(model, options.exact):
         state = begin(model, source)
         while len(beams.total):
             weights = None

@@ -31,7 +31,7 @@ def greedy(
         prefix: the tokens that each target must begin with.
 
     Returns:
-        A list of one hypothesis for each source. A row's does not depend on the other rows.
+        A list of one hypothesis for each source.
 
     Raises:
         ValueError: if the source or the prefixes are not as described.
@@ -61,7 +61,7 @@ def follow(
     last = torch.full_like(rows, BOS)
     if not len(source):
         return []
-    with searching(model):
+    with searching(model, options.exact):
         state = choose(begin(model, source), rows // copies)
         while len(rows):
             position = tokens.shape[1]

@@ -34,7 +34,7 @@ class Hypothesis:
 
 @dataclass(frozen=True)
 class SearchOptions:
-    """How a target is searched for. The first seven are those of ``weft.config.DecodingConfig``.
+    """How a target is searched for. The first eight are those of ``weft.config.DecodingConfig``.
 
     Attributes:
         beam: hypotheses that a source keeps at each step.
@@ -44,6 +44,8 @@ class SearchOptions:
         patience: a source is done when beam × patience of its hypotheses are finished (Kasai et al. 2022).
         max_ratio, max_extra: a target has at most max_ratio × source tokens + max_extra tokens, EOS not counted.
         no_repeat: no sequence of so many tokens occurs twice in a target; 0: it may.
+        exact: a row's numbers do not depend on its company (see kernels/steady.py), which takes longer. Else they
+            depend on it by some 1e-6: two hypotheses that are all but equally probable may change places.
         n_best: how many hypotheses are wanted, at most ``beam``.
         min_len: EOS may come after so many tokens.
         suppress: tokens that are never chosen, besides PAD and BOS.
@@ -56,6 +58,7 @@ class SearchOptions:
     max_ratio: float = 2.0
     max_extra: int = 20
     no_repeat: int = 0
+    exact: bool = False
     n_best: int = 1
     min_len: int = 0
     suppress: tuple[int, ...] = ()

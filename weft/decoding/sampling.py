@@ -2,7 +2,8 @@
 
 A draw is a function of (seed, number of the source, number of its sample, position) alone: a hash of the four numbers
 gives a uniform number, which picks a token by its share of the sorted distribution. No generator is asked, so a sample
-is the same in any batch and order, and changing how many are drawn changes none of them.
+is the same in any batch and order (to the last bit of the distribution with ``SearchOptions.exact``), and changing how
+many are drawn changes none of them.
 """
 
 from __future__ import annotations

@@ -28,11 +28,11 @@ def score(
         model: any that fulfils the contract.
         source: [B, N] tokens and EOS, padded with PAD.
         targets: the tokens of each target, without BOS and EOS.
-        options: ``length_penalty`` of it is used for the score; the defaults if None.
+        options: ``length_penalty`` and ``exact`` of it are used; the defaults if None.
         finished: whether each target ends with EOS, which then counts; else it is taken as the beginning of a target.
 
     Returns:
-        For each source its target with its log-probabilities. They do not depend on the other rows.
+        For each source its target with its log-probabilities.
 
     Raises:
         ValueError: if the targets are not one a source, hold PAD, BOS or EOS, or are longer than the model can take.
@@ -44,7 +44,7 @@ def score(
     wanted = padded([[*target, EOS] for target in targets], source.device)  # [B, T + 1], as the inputs
     counts = torch.tensor([len(target) + finished for target in targets], device=source.device)
     real = torch.arange(wanted.shape[1], device=source.device) < counts[:, None]
-    with searching(model):
+    with searching(model, options.exact):
         hidden, _ = model.step(inputs, begin(model, source))
         parts = [
             predict(model, h).gather(1, w[:, None])[:, 0]

@@ -15,8 +15,8 @@ from weft.models.contract import Seq2Seq, State
 
 
 @contextmanager
-def searching(model: Seq2Seq) -> Iterator[None]:
-    """Inside, the model is in eval mode, makes no gradients, and a row's numbers do not depend on its company.
+def searching(model: Seq2Seq, exact: bool) -> Iterator[None]:
+    """Inside, the model is in eval mode and makes no gradients; if exact, a row's numbers do not depend on its company.
 
     Not ``inference_mode``: what a model or a mask remembers from a search (a position table, a dense mask) must serve
     the next training step, and torch does not let inference tensors into a backward pass.
@@ -25,7 +25,7 @@ def searching(model: Seq2Seq) -> Iterator[None]:
     training = [part for part in module.modules() if part.training]
     module.eval()
     try:
-        with torch.no_grad(), steady():
+        with torch.no_grad(), steady(exact):
             yield
     finally:
         for part in training:
