@@ -34,6 +34,22 @@ def test_kept_elements_are_divided_by_the_keep_rate_and_the_gradient_is_the_same
     torch.testing.assert_close(grad, torch.where(kept, (g.double() / keep_rate(p)).to(dtype), 0), rtol=1e-6, atol=0)
 
 
+@pytest.mark.parametrize("p", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_residual_is_added_in_the_same_pass(p: float, training: bool, dtype: torch.dtype) -> None:
+    x, onto = (torch.randn(3, 50, dtype=torch.float64).to(dtype).requires_grad_() for _ in range(2))
+    results = []
+    for together in (True, False):
+        torch.manual_seed(4)
+        y = dropout(x, p, training, onto=onto) if together else onto + dropout(x, p, training)
+        results.append([y, *torch.autograd.grad(y, (x, onto), torch.arange(150.0).view(3, 50).to(dtype))])
+    for one, other in zip(*results, strict=True):  # rounded once instead of twice
+        torch.testing.assert_close(one, other, rtol=2**-7 if dtype == torch.bfloat16 else 1e-6, atol=2**-7)
+    with pytest.raises(ValueError, match=r"\[3, 50\] cannot be added onto \[50\]"):
+        dropout(x, p, onto=onto[0])
+
+
 @pytest.mark.parametrize("p", [0.1, 0.3, 0.5, 0.9])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_mean_and_variance_are_those_of_the_definition(p: float, dtype: torch.dtype) -> None:

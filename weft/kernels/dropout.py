@@ -24,24 +24,27 @@ _LEVELS = 1 << 16  # how finely p is resolved
 _WORDS = 1 << 17  # 64-bit words hashed at a time: enough for all threads, and still in their caches
 
 
-def dropout(x: Tensor, p: float, training: bool = True) -> Tensor:
+def dropout(x: Tensor, p: float, training: bool = True, onto: Tensor | None = None) -> Tensor:
     """Each element becomes 0 with probability p, and is divided by the keep rate otherwise.
 
     Args:
         x: any shape.
         p: 0 ≤ p < 1; 1 gives zeros.
-        training: False returns x as it is.
+        training: False drops nothing.
+        onto: added to the result in the same pass, as a residual is; of x's shape.
 
     Raises:
-        ValueError: if p is not a probability.
+        ValueError: if p is not a probability, or onto has another shape.
     """
     if not 0.0 <= p <= 1.0:
         raise ValueError(f"dropout needs a probability between 0 and 1, not {p}")
+    if onto is not None and onto.shape != x.shape:
+        raise ValueError(f"x {list(x.shape)} cannot be added onto {list(onto.shape)}: expected the same shape")
     if not training or p == 0.0:
-        return x
+        return x if onto is None else onto + x
     if x.device.type != "cpu" or p == 1.0 or torch.compiler.is_compiling():
-        return F.dropout(x, p)
-    dropped: Tensor = _Dropout.apply(x, p, draw_key())  # type: ignore[no-untyped-call]
+        return F.dropout(x, p) if onto is None else onto + F.dropout(x, p)
+    dropped: Tensor = _Dropout.apply(x, onto, p, draw_key())  # type: ignore[no-untyped-call]
     return dropped
 
 
@@ -83,22 +86,22 @@ def keep_mask(shape: tuple[int, ...], p: float, key: int, start: int = 0, dtype:
 
 class _Dropout(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, p: float, key: int) -> Tensor:
+    def forward(ctx: Any, x: Tensor, onto: Tensor | None, p: float, key: int) -> Tensor:
         mask = keep_mask(tuple(x.shape), p, key, dtype=x.dtype)
         ctx.save_for_backward(mask)
         ctx.scale = 1.0 / keep_rate(p)
-        return scaled_product(x, mask, ctx.scale)
+        return scaled_product(x, mask, ctx.scale, onto)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
         (mask,) = ctx.saved_tensors
-        return scaled_product(grad, mask, ctx.scale), None, None
+        return scaled_product(grad, mask, ctx.scale), grad if ctx.needs_input_grad[1] else None, None, None
 
 
-def scaled_product(x: Tensor, mask: Tensor, scale: float) -> Tensor:
-    """x · mask · scale in one pass, rounded once (a scaled mask would be rounded before it is used, in bf16)."""
-    return torch.addcmul(x.new_zeros(()), x, mask, value=scale)
+def scaled_product(x: Tensor, mask: Tensor, scale: float, onto: Tensor | None = None) -> Tensor:
+    """x · mask · scale + onto in one pass, rounded once (a scaled mask would be rounded before it is used, in bf16)."""
+    return torch.addcmul(x.new_zeros(()) if onto is None else onto, x, mask, value=scale)
 
 
 def _hash(key: int, start: int, size: int) -> Tensor:

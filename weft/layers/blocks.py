@@ -142,9 +142,8 @@ class SubLayer(nn.Module):
 
     def forward(self, x: Tensor, f: Callable[[Tensor], Tensor]) -> Tensor:
         """Apply f to x[B, N, D] with what belongs around it."""
-        y = dropout(f(self.norm(x) if self.norm_first else x), self.dropout, self.training)
-        if self.residual:
-            y = x + y
+        y = f(self.norm(x) if self.norm_first else x)
+        y = dropout(y, self.dropout, self.training, onto=x if self.residual else None)
         return y if self.norm_first else self.norm(y)
 
 
