@@ -11,7 +11,6 @@ median of the rounds is the figure. A benchmark starts with::
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import json
 import os
@@ -22,11 +21,11 @@ from statistics import median
 from time import perf_counter
 
 from weft.kernels import machine
+from weft.kernels.machine import MMAP_THRESHOLD, TOP_PAD, TRIM_THRESHOLD
 
 Ways = Mapping[str, Callable[[], object]]
 
 _SHORTEST = 0.02  # seconds a turn must last: a faster callable is called several times, as a training step would
-_MMAP_THRESHOLD, _TOP_PAD, _TRIM_THRESHOLD = -3, -2, -1  # mallopt's parameters
 
 
 def alternate(ways: Ways, rounds: int = 15, warmup: int = 2, seconds: float | None = None) -> dict[str, float]:
@@ -74,12 +73,12 @@ def peak_memory(call: Callable[[], object]) -> int:
     Raises:
         OSError: where Linux's /proc does not tell.
     """
-    for parameter, value in ((_MMAP_THRESHOLD, 1 << 16), (_TRIM_THRESHOLD, 1 << 16), (_TOP_PAD, 0)):
-        _libc_call("mallopt", parameter, value)
+    for parameter, value in ((MMAP_THRESHOLD, 1 << 16), (TRIM_THRESHOLD, 1 << 16), (TOP_PAD, 0)):
+        machine.glibc("mallopt", parameter, value)
     try:
         call()
         gc.collect()
-        _libc_call("malloc_trim", 0)
+        machine.glibc("malloc_trim", 0)
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # 5: the peak starts from here
         before = _status("VmRSS")
         call()
@@ -89,14 +88,8 @@ def peak_memory(call: Callable[[], object]) -> int:
 
 
 def steady_memory() -> bool:
-    """Let glibc keep freed memory instead of giving it back; once, at the start of a benchmark.
-
-    Otherwise large tensors come fresh from the system at each call, and the page faults are most of what is
-    measured in small kernels: two exp of 4 MB made 2,016 faults, and now make none. All candidates profit
-    alike. Returns whether there was a glibc to tell.
-    """
-    large = any(_libc_call("mallopt", _MMAP_THRESHOLD, size) for size in (1 << 30, 1 << 25))  # old ones: ≤ 32 MiB
-    return large and bool(_libc_call("mallopt", _TRIM_THRESHOLD, -1) and _libc_call("mallopt", _TOP_PAD, 64 << 20))
+    """Keep freed memory, as training does; once, at the start of a benchmark. All candidates profit alike."""
+    return machine.keep_memory()
 
 
 def header() -> str:
@@ -178,16 +171,6 @@ def _cell(row: Mapping[str, float], way: str, against: str) -> str:
     if way not in row:
         return "–"
     return duration(row[way]) + (f" ({row[against] / row[way]:.2f}×)" if against in row else "")
-
-
-def _libc_call(name: str, *arguments: int) -> int:
-    """A call of glibc; 0 where there is none."""
-    try:
-        function = getattr(ctypes.CDLL(None), name)
-    except (OSError, TypeError, AttributeError):
-        return 0
-    result: int = function(*arguments)
-    return result
 
 
 def _status(field: str) -> int:

@@ -90,6 +90,28 @@ def test_training_leaves_a_model_folder_with_its_card_and_its_curve(trained: Pat
     assert recipe["training"]["steps"] == 400
 
 
+def test_the_plain_ways_are_two_words_at_the_shell(tmp_path: Path) -> None:
+    corpus, out = write_corpus(tmp_path / "numbers.tsv", 60), tmp_path / "model"
+    words = ["train", "translation", f"--data.train={corpus}", "--out", str(out), *SMALL, "--training.steps=2"]
+    assert cli.main([*words, "--precision", "fp32", "--reference", "--data.held_out=5", "--training.bleu=false"]) == 0
+    training = json.loads((out / "config.json").read_text(encoding="utf-8"))["recipe"]["training"]
+    assert (training["precision"], training["reference"]) == ("fp32", True)
+
+
+def test_exact_is_a_word_at_the_shell(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (
+        ["translate", str(trained), "one two"],
+        ["evaluate", str(trained), str(trained.parent / "numbers.tsv")],
+    ):
+        printed = []
+        for exact in ("--exact", "--no-exact"):
+            assert cli.main([*words, exact, "--json"]) == 0
+            printed.append(json.loads(capsys.readouterr().out))
+        assert printed[0].keys() == printed[1].keys()
+    assert printed[0]["decoding"]["exact"] is True
+    assert printed[1]["decoding"]["exact"] is False
+
+
 def test_it_translates_what_it_never_saw(
     trained: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

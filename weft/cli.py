@@ -71,12 +71,18 @@ def _train(
     out: Annotated[
         Path, typer.Option(help="Where the run and its model go; a run that is there goes on.", show_default=False)
     ],
+    precision: Annotated[Precision | None, typer.Option(help="The same as --training.precision.")] = None,
+    reference: Annotated[
+        bool, typer.Option("--reference", help="Plain formulas instead of the fast kernels: --training.reference=true.")
+    ] = False,
     fork: Annotated[bool, typer.Option("--fork", help="Go on although the recipe has changed.")] = False,
 ) -> None:
     """Train a model. Every key of a recipe is an option: --data.train=my.tsv --training.steps=2000."""
     from weft.config import Recipe, find_recipe
 
     overrides = _overrides(context.args)
+    overrides += [f"training.precision={precision}"] * (precision is not None)
+    overrides += ["training.reference=true"] * reference
     chosen = Recipe.make({}, overrides) if recipe in _TASKS else find_recipe(recipe, overrides, _TASKS)
     if not chosen.data.train:
         raise ValueError("no training data: give --data.train=my.tsv, --data.train=a.en,a.de or --data.train=set:part")

@@ -150,6 +150,7 @@ class TrainingConfig(Section):
         batch_tokens: a batch has rows × its longest side ≤ this, padding counted.
         accumulate: so many batches make an update, weighted by their tokens.
         precision: of activations and products; parameters are fp32. auto: bf16 where the CPU multiplies it fast.
+        reference: train by the plain formulas instead of the fast kernels; slower, for comparison.
         learning_rate: the highest; schedule, warmup (steps up), decay (the last share of the steps, for wsd) and
             final_rate (share of the highest at the end, for cosine and wsd) shape it.
         clip: the longest a gradient may be; 0: any.
@@ -168,6 +169,7 @@ class TrainingConfig(Section):
     batch_tokens: Count = 4096
     accumulate: Count = 1
     precision: Literal["auto", "bf16", "fp32"] = "auto"
+    reference: bool = False
     learning_rate: float = Field(default=1e-3, gt=0.0)
     schedule: Literal["inverse_sqrt", "cosine", "wsd", "constant"] = "inverse_sqrt"
     warmup: int = Field(default=1000, ge=0)

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from tests.training.toys import Attention, Batch, Batches, Gru, NeverAnswers, Told, metrics, settings, validate
 from weft.kernels import machine
+from weft.kernels.plain import is_plain
 from weft.models.contract import Loss
 from weft.training import loop
 from weft.training.checkpoint import RunFolder, tensors_of
@@ -478,3 +479,22 @@ def test_the_state_is_json_for_people_too(tmp_path: Path) -> None:
     begun = json.loads((tmp_path / "run.json").read_text())
     assert begun["identity"]["training"]["steps"] == 4
     assert "torch" in begun["facts"]["the machine"]
+
+
+def test_the_reference_run_uses_the_plain_ways_and_says_so(tmp_path: Path) -> None:
+    seen: list[bool] = []
+
+    class Looks(Gru):
+        def loss(self, batch: Any, smoothing: float = 0.0, rdrop: float = 0.0) -> Loss:
+            seen.append(is_plain())
+            return super().loss(batch, smoothing, rdrop)
+
+    for reference in (True, False):
+        seen.clear()
+        told = Told()
+        run(made(Looks), tmp_path / str(reference), reference=reference, steps=3, report=told)
+        assert seen
+        assert set(seen) == {reference}
+        (facts,) = (event[3] for event in told.events if event[0] == "start")
+        assert (facts["kernels"] == "the plain formulas") == reference
+    assert not is_plain()

@@ -28,6 +28,7 @@ from torch.autograd.function import once_differentiable
 from weft.kernels.dropout import draw_key, keep_mask, keep_rate, scaled_product
 from weft.kernels.machine import bf16_products
 from weft.kernels.mask import Mask, check_mask, part
+from weft.kernels.plain import is_plain
 from weft.kernels.steady import KEYS, is_steady, whole_blocks
 
 _EVERYTHING, _CAUSAL = Mask(), Mask(causal=True)
@@ -65,7 +66,8 @@ def attend(
     if is_steady() and q.device.type == "cpu":
         n, e, scale = q.shape[2], v.shape[3], _scale(q, scale)
         return tiled(*whole_blocks(q, k, v, mask, bias), scale, dropout)[:, :, :n, :e]
-    return WAYS[pick(q, k, v, mask, bias, dropout)](q, k, v, mask, bias, scale, dropout)
+    way = "reference" if is_plain() else pick(q, k, v, mask, bias, dropout)
+    return WAYS[way](q, k, v, mask, bias, scale, dropout)
 
 
 def attention_weights(

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from weft.kernels.linear import bf16_matmul
+from weft.kernels.plain import is_plain
 
 _CHUNK = 1 << 22  # logits at a time: 16 MiB in fp32
 _ROWS = 128  # but at least so many rows: the gradient of the weights is read and written once a chunk
@@ -69,6 +70,8 @@ def linear_cross_entropy(
     Raises:
         ValueError: if shapes do not fit or a target is not a word.
     """
+    if is_plain():
+        return reference(hidden, weight, targets, bias, smoothing, ignore)
     rows, wanted = _valid(hidden, weight, targets, smoothing, ignore)
     train = torch.is_grad_enabled()
     total, nll = _LinearCrossEntropy.apply(rows, weight, bias, wanted, smoothing, train)  # type: ignore[no-untyped-call]
@@ -85,8 +88,7 @@ def reference(
 ) -> CrossEntropy:
     """The plain form: all logits at once, torch's own loss."""
     rows, wanted = _valid(hidden, weight, targets, smoothing, ignore)
-    logits = F.linear(rows, weight.to(rows.dtype)).float() if rows.dtype == torch.bfloat16 else F.linear(rows, weight)
-    logits = logits if bias is None else logits + bias
+    logits = _all_logits(rows, weight, bias)
     total = F.cross_entropy(logits, wanted, label_smoothing=smoothing, reduction="sum")
     nll = F.cross_entropy(logits.detach(), wanted, reduction="sum")
     return CrossEntropy(total, nll, len(wanted))
@@ -110,6 +112,8 @@ def linear_divergence(
         raise ValueError(f"the two hidden states differ in shape: {list(first.shape)} and {list(second.shape)}")
     if keep is not None and (keep.dtype != torch.bool or keep.shape != first.shape[:-1]):
         raise ValueError(f"keep must be boolean {list(first.shape[:-1])}, not {keep.dtype} {list(keep.shape)}")
+    if is_plain():
+        return divergence_reference(first, second, weight, bias, keep)
     a, b = _rows(first, weight), _rows(second, weight)
     if keep is not None and not bool(keep.all()):
         rows = keep.flatten().nonzero()[:, 0]
@@ -122,11 +126,17 @@ def divergence_reference(
     first: Tensor, second: Tensor, weight: Tensor, bias: Tensor | None = None, keep: Tensor | None = None
 ) -> Divergence:
     """The plain form: both distributions at once, torch's own divergence."""
-    p, q = (F.linear(h, weight, bias).flatten(0, -2).log_softmax(-1) for h in (first, second))
+    p, q = (_all_logits(_rows(h, weight), weight, bias).log_softmax(-1) for h in (first, second))
     if keep is not None:
         p, q = p[keep.flatten()], q[keep.flatten()]
     forward, backward = (F.kl_div(x, y, reduction="sum", log_target=True) for x, y in ((q, p), (p, q)))
     return Divergence((forward + backward) / 2, len(p))
+
+
+def _all_logits(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    logits = F.linear(rows, weight.to(rows.dtype))
+    logits = logits.float() if rows.dtype == torch.bfloat16 else logits
+    return logits if bias is None else logits + bias
 
 
 class _Layer:

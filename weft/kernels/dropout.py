@@ -20,6 +20,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from weft.kernels.plain import is_plain
+
 _LEVELS = 1 << 16  # how finely p is resolved
 _WORDS = 1 << 17  # 64-bit words hashed at a time: enough for all threads, and still in their caches
 
@@ -42,7 +44,7 @@ def dropout(x: Tensor, p: float, training: bool = True, onto: Tensor | None = No
         raise ValueError(f"x {list(x.shape)} cannot be added onto {list(onto.shape)}: expected the same shape")
     if not training or p == 0.0:
         return x if onto is None else onto + x
-    if x.device.type != "cpu" or p == 1.0 or torch.compiler.is_compiling():
+    if x.device.type != "cpu" or p == 1.0 or is_plain() or torch.compiler.is_compiling():
         return F.dropout(x, p) if onto is None else onto + F.dropout(x, p)
     dropped: Tensor = _Dropout.apply(x, onto, p, draw_key())  # type: ignore[no-untyped-call]
     return dropped

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from weft.kernels.machine import bf16_products
+from weft.kernels.plain import is_plain
 from weft.kernels.steady import by_rows, is_steady
 
 
@@ -37,6 +38,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         raise ValueError(
             f"x is {x.dtype} and the parameters {weight.dtype}: expected the same, or bfloat16 and float32"
         )
+    if is_plain():
+        return reference(x, weight, bias)
     if x.device.type != "cpu":
         return F.linear(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
     y: Tensor = _Bf16Linear.apply(x, weight, bias)  # type: ignore[no-untyped-call]

@@ -31,6 +31,7 @@ from torch import Tensor, nn
 
 from weft.config import TrainingConfig, nearest
 from weft.kernels import machine
+from weft.kernels.plain import plain
 from weft.models.contract import Loss
 from weft.training import optim
 from weft.training.checkpoint import RunFolder, copy_into, tensors_of
@@ -161,7 +162,9 @@ def train(
         if not training.resume(identity, fork):
             if validate is None and config.patience:
                 raise ValueError(f"training.patience={config.patience} needs a validation, but there is none")
-            training.run(validate, best)
+            machine.keep_memory()
+            with plain(config.reference):
+                training.run(validate, best)
         return training.outcome()
 
 
@@ -226,6 +229,9 @@ class _Training:
         facts = {
             "machine": machine.describe(),
             "precision": self.precision,
+            "kernels": "the plain formulas"
+            if config.reference
+            else "the fast ones (--reference for the plain formulas)",
             "parameters": f"{sum(p.numel() for p in self.optimizer.parameters.values()):,}",
             "epochs": f"{self._epoch(config.steps):.1f}",
         }
