@@ -19,7 +19,7 @@ from torch import Tensor
 from weft import api, folder
 from weft.api import Translation, Translator
 from weft.config import BOS, EOS, PAD, UNK, Recipe
-from weft.data.tokenizers import make_pair
+from weft.data.vocabulary import make_pair
 from weft.kernels import machine
 from weft.models import build
 from weft.views import terminal

@@ -19,7 +19,8 @@ from torch import nn
 
 from weft import folder
 from weft.config import Recipe
-from weft.data.tokenizers import TokenizerPair, make_pair
+from weft.data.tokenizers import TokenizerPair
+from weft.data.vocabulary import make_pair
 from weft.models import build
 
 LINES = ["a man sleeps", "the dog runs", "two birds sing a song"]

@@ -61,7 +61,8 @@ def measure(folder: Path) -> dict[str, Any]:
     from weft.data.batching import Batches
     from weft.data.corpora import open_pairs
     from weft.data.store import prepare, split_held_out
-    from weft.data.tokenizers import TokenizerPair, make_pair
+    from weft.data.tokenizers import TokenizerPair
+    from weft.data.vocabulary import make_pair
 
     before, peak, done = memory(), dict.fromkeys(memory(), 0), threading.Event()
 

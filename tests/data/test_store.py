@@ -22,7 +22,8 @@ from weft.config import EOS, PAD, UNK, DataConfig, TokenizerConfig
 from weft.data import store as store_module
 from weft.data.corpora import open_pairs
 from weft.data.store import PairStore, Sequences, prepare, split_held_out
-from weft.data.tokenizers import TokenizerPair, train_tokenizer
+from weft.data.tokenizers import TokenizerPair
+from weft.data.vocabulary import train_tokenizer
 
 FREE = DataConfig(max_len=0)
 

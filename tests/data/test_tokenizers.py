@@ -27,8 +27,11 @@ from tokenizers import Tokenizer as Rust
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from weft.config import BOS, EOS, PAD, UNK, TokenizerConfig
-from weft.data import tokenizers as module
-from weft.data.tokenizers import SPECIALS, Tokenizer, TokenizerPair, make_pair, train_tokenizer
+from weft.data import merges, vocabulary
+from weft.data.merges import Coins
+from weft.data.tokenizer_file import SPECIALS, WORDS
+from weft.data.tokenizers import Tokenizer, TokenizerPair
+from weft.data.vocabulary import make_pair, train_tokenizer
 
 Kind = Literal["bpe", "unigram", "word", "char"]
 KINDS: tuple[Kind, ...] = ("bpe", "unigram", "word", "char")
@@ -223,7 +226,7 @@ def test_the_library_reads_the_file_by_itself(kind: Kind, tmp_path: Path) -> Non
 
 def test_training_follows_from_the_lines_alone(tmp_path: Path) -> None:
     program = (
-        "import json, sys\nfrom weft.config import TokenizerConfig\nfrom weft.data.tokenizers import train_tokenizer\n"
+        "import json, sys\nfrom weft.config import TokenizerConfig\nfrom weft.data.vocabulary import train_tokenizer\n"
         "lines = json.load(open(sys.argv[1], encoding='utf-8'))\n"
         "for kind in ('bpe', 'unigram', 'word', 'char'):\n"
         "    train_tokenizer(lines, TokenizerConfig(kind=kind, vocab_size=400)).save(f'{sys.argv[2]}/{kind}.json')\n"
@@ -269,7 +272,7 @@ def test_words_are_kept_by_how_often_they_occur() -> None:
 
 
 def test_words_too_long_to_study_are_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_STUDIED", 0)
+    monkeypatch.setattr(vocabulary, "_STUDIED", 0)
     tokenizer = train_tokenizer(["ab" * 50] * 2, TokenizerConfig(kind="unigram"))
     assert tokenizer.decode(tokenizer.encode("ab" * 50)) == "ab" * 50
 
@@ -291,7 +294,7 @@ def test_marks_do_not_cling_to_words() -> None:
 
 def test_bpe_is_what_the_library_learns_from_the_lines() -> None:
     rust = Rust(models.BPE(byte_fallback=True))
-    rust.normalizer, rust.pre_tokenizer = normalizers.Prepend(" "), module._WORDS
+    rust.normalizer, rust.pre_tokenizer = normalizers.Prepend(" "), WORDS
     specials = [*SPECIALS, *(f"<0x{byte:02X}>" for byte in range(256))]
     trainer = trainers.BpeTrainer(vocab_size=400, min_frequency=2, special_tokens=specials, show_progress=False)
     rust.train_from_iterator(CORPUS, trainer)
@@ -308,7 +311,7 @@ def test_what_was_seen_once_is_not_learned() -> None:
 @pytest.mark.parametrize("vocab_size", [330, 400])
 def test_unigram_needs_fewer_tokens_than_the_librarys_own_training(vocab_size: int) -> None:
     rust = Rust(models.Unigram())
-    rust.normalizer, rust.pre_tokenizer = normalizers.Prepend(" "), module._WORDS
+    rust.normalizer, rust.pre_tokenizer = normalizers.Prepend(" "), WORDS
     trainer = trainers.UnigramTrainer(
         vocab_size=vocab_size - 259, unk_token="<unk>", special_tokens=["<unk>"], show_progress=False
     )
@@ -334,12 +337,12 @@ def test_the_likeliest_spelling_is_found() -> None:
                 yield from ([text[:end], *rest] for rest in all_ways(text[end:]))
 
     for text in map("".join, product("ab", repeat=6)):
-        score, spelled = module._spelling(text, table, len(text))
+        score, spelled = vocabulary._spelling(text, table, len(text))
         assert "".join(spelled) == text
         assert score == pytest.approx(sum(map(pieces.__getitem__, spelled)))
         assert score == pytest.approx(max(sum(map(pieces.__getitem__, way)) for way in all_ways(text)))
-    assert module._spelling("aba", table, 2)[1] == ["a", "ba"]
-    assert module._spelling("aba", table | {"aba": -4.0}, 3)[1] == ["aba"]
+    assert vocabulary._spelling("aba", table, 2)[1] == ["a", "ba"]
+    assert vocabulary._spelling("aba", table | {"aba": -4.0}, 3)[1] == ["aba"]
 
 
 @pytest.mark.parametrize("kind", ["bpe", "word", "char"])
@@ -358,7 +361,7 @@ def test_lines_are_not_kept(kind: Kind) -> None:
 
 
 def test_words_are_forgotten_before_memory_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_COUNTED", 50)
+    monkeypatch.setattr(vocabulary, "_COUNTED", 50)
     once = (f"the dog once{number}" for number in range(1000))
     tokenizer = train_tokenizer(once, TokenizerConfig(kind="word"))
     assert tokenizer.vocab_size <= 4 + 50
@@ -368,7 +371,7 @@ def test_words_are_forgotten_before_memory_ends(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize("setting", [{}, {"TOKENIZERS_PARALLELISM": "true"}])
 def test_a_forked_process_can_encode(setting: dict[str, str]) -> None:
     program = (
-        "import os\nfrom weft.config import TokenizerConfig\nfrom weft.data.tokenizers import train_tokenizer\n"
+        "import os\nfrom weft.config import TokenizerConfig\nfrom weft.data.vocabulary import train_tokenizer\n"
         "tokenizer = train_tokenizer(['a b c'] * 9, TokenizerConfig())\nids = tokenizer.encode_batch(['a b'] * 1000)\n"
         "child = os.fork()\n"
         "if child == 0:\n    os._exit(0 if tokenizer.encode_batch(['a b'] * 1000) == ids else 3)\n"
@@ -383,17 +386,17 @@ def test_a_forked_process_can_encode(setting: dict[str, str]) -> None:
 def every_merge_by_hand(tokenizer: Tokenizer, lines: list[str]) -> list[list[int]]:
     """What our own merges make of the lines, none left out and none taken from the library."""
 
-    def heads(p: float, seed: str) -> module._Coins:
+    def heads(p: float, seed: str) -> Coins:
         coins = Always(p, seed)
         coins.heads = -1
         return coins
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "_Coins", heads)
+        patch.setattr(merges, "Coins", heads)
         return tokenizer.encode_dropout(lines, 0.5, 1)
 
 
-class Always(module._Coins):
+class Always(Coins):
     def __call__(self) -> bool:
         return True
 

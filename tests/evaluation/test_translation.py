@@ -22,7 +22,7 @@ from weft.config import EOS, PAD, Recipe
 from weft.data.batching import Batch
 from weft.data.corpora import open_pairs
 from weft.data.store import prepare
-from weft.data.tokenizers import make_pair
+from weft.data.vocabulary import make_pair
 from weft.evaluation import translation as evaluation
 from weft.evaluation.translation import compare, evaluate, evaluate_folder, score, sentences, validation_loss, validator
 from weft.models import build

@@ -24,7 +24,8 @@ from weft.data.batching import Batches
 from weft.data.corpora import SETS, cache_folder, open_pairs
 from weft.data.store import PairStore, TextPairs, prepare, split_held_out
 from weft.data.text import ParallelText, references
-from weft.data.tokenizers import TokenizerPair, make_pair
+from weft.data.tokenizers import TokenizerPair
+from weft.data.vocabulary import make_pair
 from weft.evaluation.translation import sentences, validator
 from weft.models import build
 from weft.models.contract import Seq2Seq
