@@ -233,15 +233,47 @@ def test_with_a_mean_over_time_that_is_what_counts(tmp_path: Path) -> None:
 @pytest.mark.parametrize("ema", [0.0, 0.5])
 def test_the_last_saved_steps_are_averaged(tmp_path: Path, ema: float) -> None:
     model = made(p=0.2)
-    outcome = run(
-        model, tmp_path, steps=11, save_every=2, average=3, keep=1, ema=ema, validate=validate, validate_every=5
-    )
+    flat = lambda model: {"loss": 1.0}  # noqa: E731
+    outcome = run(model, tmp_path, steps=11, save_every=2, average=3, keep=1, ema=ema, validate=flat, validate_every=5)
     saved = RunFolder(tmp_path)
     assert outcome.weights == (8, 10, 11)
     group = "mean" if ema else "model"
     for name, parameter in model.named_parameters():
         values = [saved.tensors(step, group)[name].double() for step in (8, 10, 11)]
         torch.testing.assert_close(parameter.double(), sum(values) / 3, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("ema", [0.0, 0.5])
+def test_an_average_that_validation_finds_worse_is_not_taken(tmp_path: Path, ema: float) -> None:
+    config = {"steps": 6, "save_every": 1, "validate_every": 2, "average": 3, "keep": 1, "ema": ema}
+    for last, weights, score in ((0.9, (4,), 1.0), (1.1, (4, 5, 6), 1.1)):
+        folder, told, watcher = tmp_path / str(last), Told(), Watcher(0.5, 1.0, 0.7, last)
+        model = made(p=0.2)
+        outcome = run(model, folder, validate=watcher, best=("score", "max"), report=told, **config)
+        assert (outcome.best_step, outcome.weights, outcome.metrics["score"]) == (4, weights, score)
+        assert told.notes[-1].endswith("kept")
+        # What was validated last is the average, whichever was taken; the run's own last step is as it was trained.
+        group = "mean" if ema else "model"
+        saved = [RunFolder(folder).tensors(step, group)["embedding.weight"].double() for step in (4, 5, 6)]
+        torch.testing.assert_close(watcher.seen[-1]["embedding.weight"].double(), sum(saved) / 3, rtol=1e-6, atol=1e-8)
+        again = made()
+        assert run(again, folder, best=("score", "max"), **config) == outcome
+        assert same(tensors_of(again), tensors_of(model))
+        plain = made(p=0.2)
+        run(plain, folder / "plain", validate=Watcher(*[0.0] * 4), best=("score", "max"), **{**config, "average": 0})
+        last_step = (RunFolder(each).tensors(6, "model") for each in (folder, folder / "plain"))
+        assert same(*last_step)
+
+
+def test_patience_is_not_lost_while_the_loss_falls(tmp_path: Path) -> None:
+    def falling(until: int) -> Any:
+        losses = iter([*(9.0 - n for n in range(until)), *[9.0] * 99])
+        return lambda model: {"loss": next(losses), "bleu": 0.0}
+
+    config = {"steps": 100, "validate_every": 1, "save_every": 50, "patience": 3}
+    for until in (1, 5):
+        outcome = run(made(), tmp_path / str(until), validate=falling(until), best=("bleu", "max"), **config)
+        assert (outcome.best_step, outcome.step) == (1, until + 3)
 
 
 def test_more_steps_are_averaged_than_kept(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field
 from hashlib import sha256
-from itertools import count
+from itertools import chain, count
 from pathlib import Path
 from typing import Any, Literal, Protocol, cast
 
@@ -36,6 +36,7 @@ from weft.models.contract import Loss
 from weft.training import optim
 from weft.training.checkpoint import RunFolder, copy_into, tensors_of
 from weft.training.distributed import Ranks, joined
+from weft.training.progress import duration
 from weft.training.report import Reporter, Silent
 from weft.training.signals import Signals
 
@@ -82,9 +83,9 @@ class Outcome:
         tokens: target tokens trained on.
         seconds: what it took, over all its starts.
         best_step: the step with the best validation; None if there was none.
-        metrics: what that validation gave.
+        metrics: what validation gave with the model as it is now.
         weights: the steps whose weights, or their means over time, were averaged into the model: the best or the last
-            alone unless the recipe averages.
+            alone unless the recipe averages and validation finds the average no worse.
         precision: of activations and products, fp32 or bf16.
     """
 
@@ -107,8 +108,11 @@ class _State:
     window: dict[str, float] = field(default_factory=dict)  # sums since the last line of the log
     best_step: int | None = None
     best: dict[str, float] = field(default_factory=dict)
-    waited: int = 0  # validations since the best
+    lowest: float | None = None  # loss of all validations
+    waited: int = 0  # validations since one that was better by either
     saved: list[int] = field(default_factory=list)  # the newest of the steps that the recipe says to save
+    weights: list[int] = field(default_factory=list)  # at the end: the steps whose mean the model is
+    metrics: dict[str, float] = field(default_factory=dict)  # and what validation gave with it
     finished: bool = False
 
 
@@ -127,9 +131,9 @@ def train(
 ) -> Outcome:
     """Train a model, or go on where its run was stopped; the model has the final weights afterwards.
 
-    These are the mean of the last ``config.average`` saved steps, or else those of the best validation, or else the
-    last. With ``config.ema`` the mean over time stands for the parameters of a step, in validation too. A run that was
-    finished before gives its outcome at once.
+    These are the mean of the last ``config.average`` saved steps, unless validation finds it worse than the best step;
+    or else those of the best validation, or else the last. With ``config.ema`` the mean over time stands for the
+    parameters of a step, in validation too. A run that was finished before gives its outcome at once.
 
     Args:
         model: an nn.Module that is ``Trainable``; under torchrun all ranks get the first one's parameters.
@@ -225,7 +229,7 @@ class _Training:
         """From here to the end, or to a signal."""
         state, config = self.state, self.config
         self.model.train()
-        self._try_costliest()
+        seconds = self._try_costliest() * config.accumulate * (config.steps - state.step)
         facts = {
             "machine": machine.describe(),
             "precision": self.precision,
@@ -234,6 +238,7 @@ class _Training:
             else "the fast ones (--reference for the plain formulas)",
             "parameters": f"{sum(p.numel() for p in self.optimizer.parameters.values()):,}",
             "epochs": f"{self._epoch(config.steps):.1f}",
+            "time": f"at most about {duration(seconds)} on this machine, validations not counted",
         }
         self.report.start(config.steps, state.step, facts)
         self.logged = (time.perf_counter(), state.tokens)
@@ -246,6 +251,8 @@ class _Training:
                 measured = validate is not None and (state.step % config.validate_every == 0 or state.finished)
                 if validate is not None and measured:
                     self._validate(validate, best)
+                if validate is not None and state.finished and config.average > 1:
+                    self._try_average(validate, best)
                 due = measured or state.step % config.save_every == 0 or state.finished
                 stop = self.ranks.any(signals.received is not None)
                 if due or stop:
@@ -257,7 +264,9 @@ class _Training:
     def outcome(self) -> Outcome:
         """Put the final weights into the model and say how it went."""
         state = self.state
-        if self.config.average > 1:
+        if state.weights:
+            chosen = state.weights
+        elif self.config.average > 1:
             chosen = state.saved[-self.config.average :]
         else:
             chosen = [state.best_step or state.step]
@@ -269,9 +278,8 @@ class _Training:
             copy_into(tensors, optim.average(self._weights(step) for step in chosen))
         self.ranks.share(tensors.values())
         self.model.eval()
-        return Outcome(
-            state.step, state.tokens, state.seconds, state.best_step, state.best, tuple(chosen), self.precision
-        )
+        metrics = state.metrics or state.best
+        return Outcome(state.step, state.tokens, state.seconds, state.best_step, metrics, tuple(chosen), self.precision)
 
     @contextmanager
     def _feed(self) -> Iterator[Iterator[Any]]:
@@ -322,28 +330,53 @@ class _Training:
         """Measure the model, on the first rank, and see whether it is the best so far."""
         state = self.state
         begin = time.perf_counter()
-        measured: dict[str, float] = {}
-        if self.ranks.first:
-            torch.manual_seed(seed_of(self.seed, state.step, -1))  # should the validation draw
-            self.model.eval()
-            with self.mean.swapped() if self.mean else nullcontext(), torch.no_grad():
-                measured = {name: float(value) for name, value in validate(self.model).items()}
-            self.model.train()
-        measured = self.ranks.share_json(measured)
-        key, direction = best
+        with self.mean.swapped() if self.mean else nullcontext():
+            measured = self._measured(validate)
+        key, _ = best
         if key not in measured:
             raise ValueError(f"validation gave {', '.join(measured)}, but no {key!r}{nearest(key, measured)}")
-        sign = 1.0 if direction == "max" else -1.0
-        value = measured[key]
-        if not math.isnan(value) and (state.best_step is None or sign * value > sign * state.best[key]):
+        state.waited += 1
+        if _better(measured, state.best, best):
             state.best_step, state.best, state.waited = state.step, measured, 0
-        else:
-            state.waited += 1
-            state.finished |= 0 < self.config.patience <= state.waited
+        loss = measured.get("loss", math.nan)  # at first it falls where BLEU has nothing to tell yet
+        if loss < (math.inf if state.lowest is None else state.lowest):
+            state.lowest, state.waited = loss, 0
+        state.finished |= 0 < self.config.patience <= state.waited
         if self.ranks.first:
             self.folder.log({"step": state.step, "validation": measured})
         self.report.validation(state.step, measured)
         self.logged = (self.logged[0] + time.perf_counter() - begin, self.logged[1])  # the rate is that of training
+
+    def _measured(self, validate: Validate) -> dict[str, float]:
+        """What validation gives with the model as it is, on all ranks."""
+        measured: dict[str, float] = {}
+        if self.ranks.first:
+            torch.manual_seed(seed_of(self.seed, self.state.step, -1))  # should the validation draw
+            self.model.eval()
+            with torch.no_grad():
+                measured = {name: float(value) for name, value in validate(self.model).items()}
+            self.model.train()
+        return cast(dict[str, float], self.ranks.share_json(measured))
+
+    def _try_average(self, validate: Validate, best: Best) -> None:
+        """At the end, choose between the mean of the last saved steps and the best step; the parameters stay."""
+        state = self.state
+        steps = [*state.saved, state.step][-self.config.average :]
+        tensors = tensors_of(self.model)
+        now = {name: tensor.clone() for name, tensor in tensors.items()}
+        if self.ranks.first:
+            last = {**now, **(self.mean.values if self.mean else {})}
+            earlier = (self._weights(step) for step in steps[:-1])
+            copy_into(tensors, optim.average(chain(earlier, [last])))
+        measured = self._measured(validate)
+        copy_into(tensors, now)
+        if _better(state.best, measured, best) and state.best_step is not None:
+            state.weights, state.metrics = [state.best_step], state.best
+        else:
+            state.weights, state.metrics = steps, measured
+        told = ", ".join(f"{name} {value:.4g}" for name, value in measured.items())
+        kept = "kept" if state.weights == steps else f"worse than step {state.best_step:,}, which is kept"
+        self.report.note(f"the mean of {len(steps)} steps has {told}: {kept}")
 
     def _log(self, rate: float) -> None:
         """One line of metrics.jsonl: means over the tokens, or steps, since the last line."""
@@ -410,9 +443,14 @@ class _Training:
         """What a saved step offers as a model: the mean over time, where it has one."""
         return {**self.folder.tensors(step, "model"), **self.folder.tensors(step, "mean")}
 
-    def _try_costliest(self) -> None:
-        """Forward and backward of the costliest batch: a lack of memory shows now, not hours later. Changes nothing."""
+    def _try_costliest(self) -> float:
+        """Forward and backward of the costliest batch: a lack of memory shows now, not hours later. Changes nothing.
+
+        Returns:
+            How many seconds it took.
+        """
         batch = self.batches.costliest()
+        begin = time.perf_counter()
         buffers = [(buffer, buffer.clone()) for buffer in self.model.buffers()]
         try:
             with torch.random.fork_rng():
@@ -428,6 +466,7 @@ class _Training:
             self.optimizer.clear()
             for buffer, before in buffers:
                 buffer.copy_(before)
+        return time.perf_counter() - begin
 
     def _epoch(self, step: int) -> float:
         return step * self.config.accumulate * self.ranks.world / self.batches.per_epoch
@@ -442,6 +481,14 @@ class _Training:
             f"step {self.state.step + 1}: {what}; {f'step {saved[-1]} is saved' if saved else 'no step is saved yet'}. "
             "Try a lower training.learning_rate, a longer training.warmup, or training.precision=fp32"
         )
+
+
+def _better(one: Mapping[str, float], other: Mapping[str, float], best: Best) -> bool:
+    """Whether one validation gave a better value than another, which may not have been."""
+    key, direction = best
+    if key not in one or math.isnan(one[key]):
+        return False
+    return key not in other or (one[key] > other[key] if direction == "max" else one[key] < other[key])
 
 
 def fastest_precision() -> str:
