@@ -10,6 +10,7 @@ import random
 import re
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -230,6 +231,78 @@ def test_what_is_wrong_is_said_in_one_line_and_nothing_is_left(
     assert lines[-1].startswith("weft: error: ")
     assert named in lines[-1]
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_folder_that_holds_something_else_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    corpus, out = write_corpus(tmp_path / "numbers.tsv", 60), tmp_path / "mine"
+    out.mkdir()
+    for name in ("README.md", "config.json", "metrics.jsonl", "tokenizer.json"):
+        (out / name).write_text("mine")
+    (tmp_path / "file").write_text("mine")
+    for place in (out, tmp_path / "file", tmp_path / "file" / "below"):
+        assert cli.main(["train", "translation", f"--data.train={corpus}", "--out", str(place), *SMALL]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert "choose another folder" in line or "is a file" in line
+    assert all(path.read_text() == "mine" for path in [*out.iterdir(), tmp_path / "file"])
+
+
+def test_another_tokenizer_is_another_tokenizer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A start that got no further than its tokenizer leaves nothing that the next one would take for its own."""
+    corpus, out = write_corpus(tmp_path / "numbers.tsv", 60), tmp_path / "model"
+    few = ["--data.held_out=5", "--training.bleu=false", "--training.steps=2"]
+    words = ["train", "translation", f"--data.train={corpus}", "--out", str(out), *SMALL, *few]
+    assert cli.main([*words, "--model.positions=learned", "--model.max_len=3"]) == 2
+    assert "model takes 2: set data.max_len to 2" in capsys.readouterr().err.splitlines()[-1]
+    assert cli.main([*words, "--tokenizer.kind=word"]) == 0
+    assert "<0x41>" not in (out / "tokenizer.json").read_text(encoding="utf-8")
+
+
+def test_two_processes_train_one_model_by_the_same_command(tmp_path: Path) -> None:
+    corpus, out = write_corpus(tmp_path / "numbers.tsv", 120), tmp_path / "model"
+    few = ["--data.held_out=5", "--training.bleu=false", "--training.steps=6", "--training.save_every=3"]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    words = [sys.executable, "-m", "weft", "train", "translation", f"--data.train={corpus}", *SMALL, *few]
+    place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
+    started = [
+        subprocess.Popen(
+            [*words, "--out", str(out)],
+            env={**os.environ, **place, "RANK": str(rank)},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    said = [process.communicate(timeout=240)[1] for process in started]
+    assert [process.returncode for process in started] == [0, 0], said
+    assert "training for 6 steps" in said[0]
+    assert said[1] == ""
+    assert cli.main(["translate", str(out), "one two"]) == 0
+
+
+def test_the_card_of_another_family_has_a_command_that_works(tmp_path: Path) -> None:
+    corpus, out = write_corpus(tmp_path / "numbers.tsv", 60), tmp_path / "model"
+    few = ["--data.held_out=5", "--training.bleu=false", "--training.steps=2"]
+    small = [word for word in SMALL if not re.match("--model.(num_heads|ffn_dim)", word)]
+    words = ["train", "translation", f"--data.train={corpus}", "--out", str(out), *small, *few]
+    assert cli.main([*words, "--model.family=recurrent", "--model.embed_dim=16"]) == 0
+    card = (out / "README.md").read_text(encoding="utf-8")
+    (command,) = re.findall(r"^weft train translation (.*) --out DIR$", card, re.MULTILINE)
+    recipe = json.loads((out / "config.json").read_text(encoding="utf-8"))["recipe"]
+    assert Recipe.make({}, shlex.split(command)).tree() == recipe
+
+
+def test_each_line_gives_as_many_lines_and_a_broken_one_loses_none_before_it(
+    trained: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stdin = io.TextIOWrapper(io.BytesIO(b"one\n\ntwo\n\xff\nthree\n"), encoding="utf-8")
+    monkeypatch.setattr(sys, "stdin", stdin)
+    assert cli.main(["translate", str(trained), "--n-best", "2"]) == 2
+    out, err = capsys.readouterr()
+    assert [line for line in out.split("\n")[::2] if line] == ["uno", "dos"]
+    assert len(out.split("\n")) == 7
+    assert "stdin:4" in err
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

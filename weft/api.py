@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from html import escape
-from itertools import islice
 from math import exp
 from typing import Any, Literal, NamedTuple, TypedDict, Unpack, cast, overload
 
@@ -452,7 +451,8 @@ class Translator:
         self, texts: Iterator[str], window: int, skipped: Callable[[str], None] | None, search: Search
     ) -> Iterator[Translation]:
         number = 0
-        while lines := self._read(list(islice(texts, window)), number):
+        for some in _windows(texts, window):
+            lines = self._read(some, number)
             faults = [place for place, line in enumerate(lines) if line.fault]
             whole = lines[: faults[0]] if faults and skipped is None else lines
             yield from self._translated(whole, search)
@@ -575,6 +575,23 @@ def _batches(places: Sequence[int], lengths: Sequence[int], most: int) -> Iterat
         batch.append(place)
     if batch:
         yield batch
+
+
+def _windows(texts: Iterator[str], size: int) -> Iterator[list[str]]:
+    """So many texts at a time; if one cannot be read, those before it come first."""
+    some: list[str] = []
+    try:
+        for text in texts:
+            some.append(text)
+            if len(some) == size:
+                yield some
+                some = []
+    except Exception:
+        if some:
+            yield some
+        raise
+    if some:
+        yield some
 
 
 def _padded(rows: Sequence[Sequence[int]]) -> Tensor:

@@ -87,10 +87,12 @@ def _train(
     if not chosen.data.train:
         raise ValueError("no training data: give --data.train=my.tsv, --data.train=a.en,a.de or --data.train=set:part")
     from weft.training import progress, translation
+    from weft.training.checkpoint import RunFolder
 
+    RunFolder(out).check_room()
     with progress.reporter(out, chosen.training.tensorboard) as report:
         if recipe in _TASKS:
-            chosen = translation.choose(overrides, out, report)
+            chosen = translation.choose(overrides, report)
         translation.train(chosen, out, report, fork)
 
 
@@ -135,7 +137,9 @@ def _translate(
         exact=exact,
     )
     for translation in found:
-        typer.echo(translation.json() if json else "\n".join(_line(best.text) for best in translation.n_best))
+        texts = [_line(best.text) for best in translation.n_best]
+        texts += [""] * (n_best - len(texts))  # a line of input gives as many lines as every other
+        typer.echo(translation.json() if json else "\n".join(texts))
 
 
 @app.command("evaluate")

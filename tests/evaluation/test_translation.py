@@ -109,6 +109,9 @@ def test_equal_systems_do_not_differ() -> None:
     found = compare(GOOD, GOOD, [[line] for line in REFERENCES], samples=50)
     assert found.bleu.baseline == found.bleu.system
     assert found.bleu.p_value == found.chrf.p_value == 1.0
+    # Other words, but none of them right: no difference either.
+    found = compare(["x x x x x"] * 5, ["y y y y y"] * 5, [["a b c d e"]] * 5, samples=50)
+    assert (found.bleu.baseline, found.bleu.system, found.bleu.p_value) == (0.0, 0.0, 1.0)
 
 
 @given(st.data())

@@ -193,7 +193,7 @@ def prepare(
     def make(folder: Path) -> None:
         _write(folder, pairs, tokenizers, config, progress or (lambda count: None), allow_unknown)
 
-    return _once(cache / f"pairs-{_digest(made_of)}", make, PairStore.open)
+    return once(cache / f"pairs-{digest(made_of)}", make, PairStore.open)
 
 
 def _write(
@@ -326,7 +326,7 @@ class _Split:
 
     @cached_property
     def fingerprint(self) -> str:
-        return _digest(["held out", _FORMAT, self.pairs.fingerprint(), self.count])
+        return digest(["held out", _FORMAT, self.pairs.fingerprint(), self.count])
 
     @cached_property
     def held_out(self) -> list[tuple[int, str, str]]:
@@ -334,13 +334,13 @@ class _Split:
         if self.cache is None:
             return self._choose()
         place = self.cache / f"held-out-{self.fingerprint}.json"
-        return _once(place, lambda aside: _save(aside, self._choose()), _load_held_out)
+        return once(place, lambda aside: _save(aside, self._choose()), _load_held_out)
 
     def _choose(self) -> list[tuple[int, str, str]]:
         chosen = _chosen(array("Q", (_hash(source) for source, _ in self.pairs)), self.count)
         found = [(i, source, target) for i, (source, target) in enumerate(self.pairs) if _hash(source) in chosen]
         if not found:
-            advice = "name a validation set, or set data.held_out to 0"
+            advice = "lower data.held_out, or name a validation set by data.validation"
             raise ValueError(f"{self.pairs.name}: too few different sources to hold {_pairs(self.count)} out; {advice}")
         return found
 
@@ -367,7 +367,7 @@ class _Part:
         return (pair for pair in self.split.pairs if pair[0] not in sources)
 
     def fingerprint(self) -> str:
-        return _digest([self.split.fingerprint, self.is_held_out])
+        return digest([self.split.fingerprint, self.is_held_out])
 
     def place(self, index: int) -> str:
         numbers = [number for number, _, _ in self.split.held_out]
@@ -402,7 +402,7 @@ def _load_held_out(path: Path) -> list[tuple[int, str, str]]:
 T = TypeVar("T")
 
 
-def _once(place: Path, make: Callable[[Path], None], read: Callable[[Path], T]) -> T:
+def once(place: Path, make: Callable[[Path], None], read: Callable[[Path], T]) -> T:
     """What ``read`` finds at a place; if nothing whole is there, ``make`` makes it first, and only one process does."""
 
     def found() -> T | None:
@@ -458,7 +458,8 @@ def _sync(folder: Path) -> None:
         os.close(handle)
 
 
-def _digest(parts: Sequence[object]) -> str:
+def digest(parts: Sequence[object]) -> str:
+    """A name for what was made of these, which must be fit for JSON."""
     return sha256(json.dumps(parts).encode()).hexdigest()[:32]
 
 

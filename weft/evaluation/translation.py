@@ -178,7 +178,7 @@ def compare(
     differences = []
     for name in signatures:
         old, new = cast(Any, found[name])
-        p_value = 1.0 if same else float(new.p_value)
+        p_value = 1.0 if same or old.score == new.score else float(new.p_value)
         scores = float(old.score), float(old.ci), float(new.score), float(new.ci)
         differences.append(Difference(*scores, p_value, str(signatures[name])))
     return Comparison(*differences)
@@ -250,6 +250,8 @@ def evaluate_folder(
     """
     if output is not None and not Path(output).parent.is_dir():
         raise FileNotFoundError(f"no folder {Path(output).parent} for {output}")
+    if output is not None and Path(output).is_dir():
+        raise IsADirectoryError(f"{output} is a folder: the translations are written to a file")
     translator, other = load(model, precision), None if baseline is None else load(baseline, precision)
     named = translator.recipe.data
     sources, targets = sentences(open_pairs(data, named.source, named.target, named.swap))

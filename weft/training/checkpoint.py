@@ -67,6 +67,22 @@ class RunFolder:
                 _remove(left)
             yield
 
+    def check_room(self) -> None:
+        """See that a run can be written here, and that nothing else is here which it would write over.
+
+        Raises:
+            OSError: if this or a folder above it is a file or may not be written to.
+            ValueError: if it holds something else than a run.
+        """
+        there = next(path for path in (self.path, *self.path.absolute().parents) if path.exists())
+        if not there.is_dir():
+            raise NotADirectoryError(f"{there} is a file: a run is written into a folder")
+        if not os.access(there, os.W_OK):
+            raise PermissionError(f"{there} may not be written to")
+        others = [path.name for path in self.path.iterdir() if path.name != "lock"] if self.path.exists() else []
+        if others and not (self.path / "run.json").is_file():
+            raise ValueError(f"{self.path} is no run, but holds {sorted(others)[0]}: choose another folder")
+
     def begin(
         self,
         identity: Mapping[str, Any],

@@ -89,6 +89,11 @@ class Ranks:
         return json.loads(bytes(room.tolist()))
 
 
+def is_first() -> bool:
+    """Whether this process is the one that writes and reports, as torchrun says; it is if it is alone."""
+    return os.environ.get("RANK", "0") == "0"
+
+
 @contextmanager
 def joined() -> Iterator[Ranks]:
     """Take this process's place among those that torchrun started; without it, alone on the CPU. May be nested.

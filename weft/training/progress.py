@@ -17,6 +17,7 @@ from typing import Any, TextIO
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
+from weft.training.distributed import is_first
 from weft.training.report import Reporter, Silent
 from weft.views import figures
 
@@ -30,6 +31,8 @@ _MOST_POINTS = 400  # of a drawn curve: more than a picture's columns can tell a
 def reporter(out: str | Path, tensorboard: bool = False, stream: TextIO | None = None) -> Iterator[Reporter]:
     """What tells of a run: a bar if the stream is a terminal, else lines; and TensorBoard's files if wanted.
 
+    Of several processes the first tells, the others are silent.
+
     Args:
         out: the run folder; TensorBoard's files go to its folder ``tensorboard``.
         tensorboard: whether they are written.
@@ -38,6 +41,9 @@ def reporter(out: str | Path, tensorboard: bool = False, stream: TextIO | None =
     Raises:
         ValueError: if TensorBoard is wanted and not installed.
     """
+    if not is_first():
+        yield Silent()
+        return
     stream = sys.stderr if stream is None else stream
     shown: Reporter = Bar(stream) if stream.isatty() else Lines(stream)
     told = Several([shown, TensorBoard(Path(out) / "tensorboard")]) if tensorboard else shown
@@ -261,6 +267,8 @@ def _series(path: Path) -> tuple[Curves, Curves]:
             continue
         into, values = (validation, event["validation"]) if "validation" in event else (training, event)
         for key, value in values.items():
+            if value is None:  # what was no number
+                continue
             steps, numbers = into.setdefault(key, ([], []))
             steps.append(event["step"])
             numbers.append(value)

@@ -9,20 +9,21 @@
 from __future__ import annotations
 
 import shlex
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
 import torch
+from pydantic import BaseModel
 from torch import nn
 
-from weft import folder
+from weft import __version__, folder
+from weft.api import Translator
 from weft.config import Recipe, find_recipe, flat, recipe_names
 from weft.data.batching import Batches
 from weft.data.corpora import SETS, cache_folder, open_pairs
-from weft.data.store import PairStore, TextPairs, prepare, split_held_out
+from weft.data.store import PairStore, TextPairs, digest, once, prepare, split_held_out
 from weft.data.text import ParallelText, references
 from weft.data.tokenizers import TokenizerPair
 from weft.data.vocabulary import make_pair
@@ -30,6 +31,8 @@ from weft.evaluation.translation import sentences, validator
 from weft.models import build
 from weft.models.contract import Seq2Seq
 from weft.training import loop, progress
+from weft.training.checkpoint import RunFolder
+from weft.training.distributed import is_first
 from weft.training.report import Reporter
 from weft.training.sizes import size_for
 
@@ -47,7 +50,7 @@ class Prepared:
     content: dict[str, str]  # hashes of all that was read
 
 
-def choose(overrides: Sequence[str], out: Path, report: Reporter) -> Recipe:
+def choose(overrides: Sequence[str], report: Reporter) -> Recipe:
     """A recipe for this much data, from the table in sizes.py; the overrides have the last word.
 
     Raises:
@@ -57,7 +60,7 @@ def choose(overrides: Sequence[str], out: Path, report: Reporter) -> Recipe:
     count = sum(1 for _ in pairs)
     size = size_for(count)
     draft = Recipe.make(size.tree(per_epoch=1), overrides)
-    recipe = Recipe.make(size.tree(prepared(draft, out, report).batches.per_epoch), overrides)
+    recipe = Recipe.make(size.tree(prepared(draft, report).batches.per_epoch), overrides)
     model = recipe.model
     report.note(
         f"{count:,} pairs: chose {recipe.tokenizer.vocab_size:,} {recipe.tokenizer.kind} tokens, {model.family} "
@@ -79,14 +82,16 @@ def train(recipe: Recipe, out: Path, report: Reporter, fork: bool = False) -> lo
     Raises:
         ValueError: if the data or the recipe is at fault, or the loss is no number any more.
     """
-    data = prepared(recipe, out, report)
+    RunFolder(out).check_room()
+    data = prepared(recipe, report)
     report.note(f"training: {data.store.report()}; {data.batches.padding:.0%} of a batch is padding")
     report.note(f"validation: {data.validation.report()}")
     torch.manual_seed(recipe.seed)
     model = build(recipe.model, data.tokenizers.source.vocab_size, data.tokenizers.target.vocab_size)
     parameters = sum(p.numel() for p in model.parameters())
     report.note(f"model: {recipe.model.family}, {parameters:,} parameters")
-    report.note(_estimate(model, data.batches, recipe))
+    _check_lengths(model, data.store)
+    Translator(model, recipe, data.tokenizers).search()  # what decoding cannot do is told before the work
     bleu = recipe.training.bleu
     outcome = loop.train(
         model,
@@ -106,16 +111,17 @@ def train(recipe: Recipe, out: Path, report: Reporter, fork: bool = False) -> lo
         report=report,
         fork=fork,
     )
-    folder.save(out, model, recipe, data.tokenizers, _card(recipe, outcome, parameters))
-    progress.draw_curve(out / "metrics.jsonl", out / "curve.png", report.note)
+    if is_first():
+        folder.save(out, model, recipe, data.tokenizers, _card(recipe, outcome, parameters))
+        progress.draw_curve(out / "metrics.jsonl", out / "curve.png", report.note)
     return outcome
 
 
-def prepared(recipe: Recipe, out: Path, report: Reporter) -> Prepared:
+def prepared(recipe: Recipe, report: Reporter) -> Prepared:
     """The data of a recipe, ready for training. What was made before, here or for another run, is used again."""
     pairs, validation = _texts(recipe)
-    tokenizers = _tokenizers(recipe, pairs, out, report)
     cache = cache_folder() / "pairs"
+    tokenizers = _tokenizers(recipe, pairs, cache, report)
     store = prepare(pairs, tokenizers, recipe.data, cache, _every(500_000, report))
     everything = recipe.data.model_copy(update={"max_len": 0, "max_ratio": 0.0})
     held_out = prepare(validation, tokenizers, everything, cache, allow_unknown=True)
@@ -150,17 +156,33 @@ def _texts(recipe: Recipe) -> tuple[TextPairs, TextPairs]:
     return split_held_out(pairs, data.held_out, cache_folder() / "pairs")
 
 
-def _tokenizers(recipe: Recipe, pairs: TextPairs, out: Path, report: Reporter) -> TokenizerPair:
-    """The run's tokenizers: those that are there already, or trained now and kept."""
-    if any(out.glob("tokenizer*.json")):
-        return TokenizerPair.load(out)
-    report.note(
-        f"training a {recipe.tokenizer.kind} tokenizer" if not recipe.tokenizer.path else "reading the tokenizer"
-    )
-    made = make_pair(recipe.tokenizer, lambda: _side(pairs, 0), lambda: _side(pairs, 1))
-    out.mkdir(parents=True, exist_ok=True)
-    made.save(out)
-    return made
+def _tokenizers(recipe: Recipe, pairs: TextPairs, cache: Path, report: Reporter) -> TokenizerPair:
+    """The tokenizers that the recipe asks for; what was trained on the same text before is used again."""
+
+    def make() -> TokenizerPair:
+        return make_pair(recipe.tokenizer, lambda: _side(pairs, 0), lambda: _side(pairs, 1))
+
+    def train(folder: Path) -> None:
+        report.note(f"training a {recipe.tokenizer.kind} tokenizer")
+        made = make()
+        folder.mkdir()
+        made.save(folder)
+
+    if recipe.tokenizer.path:
+        return make()
+    wanted = recipe.tokenizer.model_dump(mode="json")
+    place = cache / f"tokenizers-{digest([__version__, wanted, pairs.fingerprint()])}"
+    return once(place, train, TokenizerPair.load)
+
+
+def _check_lengths(model: nn.Module, store: PairStore) -> None:
+    """Raise ValueError if there are pairs that the model cannot take."""
+    most, longest = cast(Seq2Seq, model).max_len, max(store.sources.longest, store.targets.longest)
+    if most is not None and longest + 1 > most:  # the end token counts
+        raise ValueError(
+            f"the longest of the data has {longest} tokens, but the model takes {most - 1}: "
+            f"set data.max_len to {most - 1}, or model.max_len to {longest + 1}"
+        )
 
 
 def _every(count: int, report: Reporter) -> Callable[[int], None]:
@@ -178,25 +200,6 @@ def _every(count: int, report: Reporter) -> Callable[[int], None]:
 
 def _side(pairs: TextPairs, side: int) -> Iterable[str]:
     return (pair[side] for pair in pairs)
-
-
-def _estimate(model: nn.Module, batches: Batches, recipe: Recipe) -> str:
-    """How long it will take, from a few batches; nothing else depends on the clock."""
-    times = []
-    precision = recipe.training.precision
-    trained = cast(Seq2Seq, model)
-    trained.precision = loop.PRECISIONS[loop.fastest_precision() if precision == "auto" else precision]
-    with torch.random.fork_rng():
-        for number in range(4):
-            batch = batches.at(number)
-            begin = time.perf_counter()
-            loss = trained.loss(batch, recipe.training.smoothing, recipe.training.rdrop)
-            loss.total.backward()
-            times.append(time.perf_counter() - begin)
-    for parameter in model.parameters():
-        parameter.grad = None
-    seconds = sum(times[1:]) / len(times[1:]) * recipe.training.accumulate * recipe.training.steps
-    return f"{recipe.training.steps:,} steps take about {progress.duration(seconds)} here, validations not counted"
 
 
 def _card(recipe: Recipe, outcome: loop.Outcome, parameters: int) -> str:
@@ -221,8 +224,14 @@ def _command(recipe: Recipe) -> str:
     name = recipe.name if known else "translation"
     changed = recipe.differences(find_recipe(name) if known else Recipe())
     values = flat(recipe.tree())
-    words = [f"--{key}={_word(values.get(key, 'none'))}" for key in changed]
+    words = [f"--{key}={_word(values.get(key, 'none'))}" for key in changed if _has(recipe, key)]
     return shlex.join(["weft", "train", name, *words, "--out", "DIR"])
+
+
+def _has(part: BaseModel, key: str) -> bool:
+    """Whether there is such a key: another family of models does not have all that the usual one has."""
+    name, _, rest = key.partition(".")
+    return name in type(part).model_fields and (not rest or _has(getattr(part, name), rest))
 
 
 def _word(value: object) -> str:
