@@ -246,6 +246,10 @@ def test_without_numbers_or_matplotlib_there_is_a_note_and_no_picture(
 
 
 def test_a_curve_leaves_out_what_was_no_number(tmp_path: Path) -> None:
-    lines = [{"step": 1, "loss": 2.0}, {"step": 1, "validation": {"loss": None, "bleu": 1.0}}, {"step": 2, "loss": None}]
+    lines = [
+        {"step": 1, "loss": 2.0},
+        {"step": 1, "validation": {"loss": None, "bleu": 1.0}},
+        {"step": 2, "loss": None},
+    ]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert draw_curve(tmp_path / "metrics.jsonl", tmp_path / "curve.png")

@@ -42,10 +42,11 @@ class Ranks:
         return self.rank == 0
 
     def place(self, batch: Any) -> Any:
-        """A batch, which is a named tuple of tensors, on this process's device."""
+        """A batch, which is a named tuple of tensors (or None), on this process's device."""
         if self.device.type == "cpu":
             return batch
-        return type(batch)(*(tensor.to(self.device, non_blocking=True) for tensor in batch))
+        moved = (None if part is None else part.to(self.device, non_blocking=True) for part in batch)
+        return type(batch)(*moved)
 
     def sums(self, values: Mapping[str, float]) -> dict[str, float]:
         """Each value summed over all ranks, in fp64."""
