@@ -110,6 +110,85 @@ class TransformerConfig(Section):
         return self
 
 
+class RopeScaling(Section):
+    """How rotary angles are slowed down for a context longer than the one first trained with.
+
+    Attributes:
+        kind: linear divides every frequency by ``factor`` (Chen et al. 2023); llama3 only the low ones.
+        factor: by how much.
+        low_freq_factor, high_freq_factor: what turns less often than the first in the original context is low, what
+            turns more often than the second stays as it is, and between them the one passes into the other (llama3).
+        original_max_len: the context first trained with (llama3).
+    """
+
+    kind: Literal["linear", "llama3"] = "linear"
+    factor: float = Field(default=1.0, ge=1.0)
+    low_freq_factor: float = Field(default=1.0, gt=0.0)
+    high_freq_factor: float = Field(default=4.0, gt=0.0)
+    original_max_len: Count = 8192
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        if self.low_freq_factor >= self.high_freq_factor:
+            raise ValueError(
+                f"low_freq_factor must be less than high_freq_factor, not {self.low_freq_factor} and "
+                f"{self.high_freq_factor}"
+            )
+        return self
+
+
+class GPTConfig(Section):
+    """The decoder-only Transformer: GPT-2 and the Llama family; see weft/models/gpt.py.
+
+    Attributes:
+        head_dim: dim / num_heads if None; num_kv_heads: num_heads if None.
+        max_len: the context: how many tokens are seen at once.
+        rope_base, rope_scaling: of rotary positions.
+        bias: of linear layers and LayerNorm; attention_bias: of the attention's linear layers, as ``bias`` if None.
+        tie: whether the output layer is the table of embeddings.
+        dropout: on embeddings and sub-layers; attention_dropout: on attention weights, the same if None.
+    """
+
+    family: Literal["gpt"] = "gpt"
+    dim: Count = 256
+    num_heads: Count = 4
+    num_kv_heads: Count | None = None
+    head_dim: Count | None = None
+    num_layers: Count = 4
+    ffn_dim: Count = 1024
+    max_len: Count = 256
+    positions: Literal["learned", "rotary", "alibi", "none"] = "learned"
+    rope_base: float = Field(default=10_000.0, gt=0.0)
+    rope_scaling: RopeScaling | None = None
+    norm: Literal["layer", "rms"] = "layer"
+    norm_eps: float = Field(default=1e-5, gt=0.0)
+    activation: Literal["relu", "gelu", "gelu_tanh", "swiglu"] = "gelu"
+    bias: bool = True
+    attention_bias: bool | None = None
+    tie: bool = True
+    dropout: Share = 0.1
+    attention_dropout: Share | None = None
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.head_dim is None and self.dim % self.num_heads:
+            raise ValueError(f"dim must be a multiple of num_heads, but {self.dim} is not one of {self.num_heads}")
+        if self.num_kv_heads is not None and self.num_heads % self.num_kv_heads:
+            raise ValueError(
+                f"num_heads must be a multiple of num_kv_heads, but {self.num_heads} is not one of {self.num_kv_heads}"
+            )
+        if self.positions == "rotary" and self.head_width % 2:
+            raise ValueError(f"rotary positions turn pairs: head_dim must be even, not {self.head_width}")
+        if self.positions != "rotary" and self.rope_scaling is not None:
+            raise ValueError(f"rope_scaling is for rotary positions, not for {self.positions!r}")
+        return self
+
+    @property
+    def head_width(self) -> int:
+        """How wide a head is."""
+        return self.dim // self.num_heads if self.head_dim is None else self.head_dim
+
+
 class RecurrentConfig(Section):
     """RNN, GRU or LSTM, with attention or without; see weft/models/recurrent.py."""
 

@@ -38,7 +38,7 @@ class BlockConfig:
         norm_first: pre-norm, x + f(norm(x)); else post-norm as in 2017, norm(x + f(x)).
         residual: whether the input is added to each sub-layer's output (False: to see what it is for).
         activation: of the feed-forward; swiglu has a third matrix as a gate.
-        bias: whether linear layers have biases.
+        bias: whether linear layers have biases; attention_bias: those of the attention, as ``bias`` if None.
         qk_norm: whether queries and keys are normalised per head.
         max_distance: give the self-attention Shaw's relative positions, clipped to this distance.
         dropout: on each sub-layer's output; attention_dropout and ffn_dropout: inside them.
@@ -55,6 +55,7 @@ class BlockConfig:
     residual: bool = True
     activation: Activation = "relu"
     bias: bool = True
+    attention_bias: bool | None = None
     qk_norm: bool = False
     max_distance: int | None = None
     dropout: float = 0.0
@@ -80,7 +81,7 @@ class BlockConfig:
             self.num_heads,
             num_kv_heads=self.num_kv_heads,
             head_dim=self.head_dim,
-            bias=self.bias,
+            bias=self.bias if self.attention_bias is None else self.attention_bias,
             qk_norm=self.qk_norm,
             dropout=self.attention_dropout,
             relative=relative,

@@ -13,7 +13,7 @@ outgrow, and none that goes stale when a module changes its dtype. Learned refus
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import torch
@@ -250,9 +250,12 @@ def _frequencies(dim: int, base: float, dtype: torch.dtype, device: torch.device
     return 1.0 / base ** (torch.arange(0, dim, 2, device=device).to(dtype) / dim)
 
 
-def angles_of(positions: Tensor, dim: int, base: float, dtype: torch.dtype) -> Tensor:
-    """The angle pos · base^{−2i/dim}: [N, dim/2] or [B, N, dim/2]."""
-    return positions[..., None].to(dtype) * _frequencies(dim, base, dtype, positions.device)
+def angles_of(
+    positions: Tensor, dim: int, base: float, dtype: torch.dtype, scaling: Callable[[Tensor], Tensor] | None = None
+) -> Tensor:
+    """The angle pos · base^{−2i/dim}: [N, dim/2] or [B, N, dim/2]; ``scaling`` changes the frequencies [dim/2]."""
+    frequencies = _frequencies(dim, base, dtype, positions.device)
+    return positions[..., None].to(dtype) * (frequencies if scaling is None else scaling(frequencies))
 
 
 def at_least_float32(dtype: torch.dtype) -> torch.dtype:

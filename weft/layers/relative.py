@@ -9,6 +9,7 @@ As with the absolute schemes, positions are whole numbers [N] or one list per ro
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -159,12 +160,20 @@ class Rotary(nn.Module):
         head_dim: the size of a head, even.
         base: of the wavelengths.
         interleaved: pair entry 2i with 2i + 1 (as in the paper and GPT-J), not i with i + head_dim/2 (Llama).
+        scaling: changes the frequencies θ [head_dim/2], for a context longer than the one first trained with
+            (`slowed`, `slowed_where_low`).
     """
 
-    def __init__(self, head_dim: int, base: float = 10000.0, interleaved: bool = False) -> None:
+    def __init__(
+        self,
+        head_dim: int,
+        base: float = 10000.0,
+        interleaved: bool = False,
+        scaling: Callable[[Tensor], Tensor] | None = None,
+    ) -> None:
         super().__init__()
         check_even("head_dim", head_dim)
-        self.head_dim, self.base, self.interleaved = head_dim, base, interleaved
+        self.head_dim, self.base, self.interleaved, self.scaling = head_dim, base, interleaved, scaling
 
     def forward(self, x: Tensor, positions: Tensor) -> Tensor:
         """x[B, H, N, head_dim] turned to its ``positions`` [N] or [B, N]; computed in float32 at least."""
@@ -178,7 +187,7 @@ class Rotary(nn.Module):
         float64 for float64.
         """
         check_positions(positions)
-        angles = angles_of(positions, self.head_dim, self.base, at_least_float32(dtype))
+        angles = angles_of(positions, self.head_dim, self.base, at_least_float32(dtype), self.scaling)
         angles = angles.reshape(-1, 1, *angles.shape[-2:])
         return angles.cos(), angles.sin()
 
@@ -193,3 +202,26 @@ class Rotary(nn.Module):
             a, b = x.chunk(2, -1)
             turned = torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
         return turned.to(x.dtype)
+
+
+def slowed(frequencies: Tensor, factor: float) -> Tensor:
+    """θ / factor: positions up to factor · N turn as far as those up to N did (Chen et al., 2023)."""
+    return frequencies / factor
+
+
+def slowed_where_low(frequencies: Tensor, factor: float, low: float, high: float, length: int) -> Tensor:
+    """θ / factor for the slow, θ for the fast, and something between for those between, as in Llama 3.1.
+
+    A frequency that turns ``low`` times or less in ``length`` positions is slow, one that turns ``high`` times or
+    more is fast: θ ((1 − s) / factor + s) with s = (turns − low) / (high − low), from 0 to 1.
+
+    Args:
+        frequencies: θ, in radians a position.
+        factor: by which the slow are divided.
+        low: turns in the original context.
+        high: turns in the original context.
+        length: the original context.
+    """
+    turns = length * frequencies / (2 * math.pi)
+    share = ((turns - low) / (high - low)).clamp(0.0, 1.0)
+    return frequencies * ((1.0 - share) / factor + share)
