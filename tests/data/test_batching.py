@@ -21,7 +21,8 @@ from torch import Tensor
 
 from weft.config import BOS, EOS, PAD, DataConfig, TokenizerConfig
 from weft.data.batching import Batch, Batches, in_order, scrambled
-from weft.data.store import Facts, PairStore, Sequences, prepare
+from weft.data.disk import Sequences
+from weft.data.store import Facts, PairStore, prepare
 from weft.data.tokenizers import TokenizerPair
 from weft.data.vocabulary import train_tokenizer
 

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.config import PAD
+from weft.data.disk import Sequences
 from weft.data.documents import TextFacts, TextStore
 from weft.data.packing import PackedBatches, TokenBatch, in_order, sampled
-from weft.data.store import Sequences
 from weft.kernels.mask import Mask
 from weft.training.loop import Batches
 

@@ -21,7 +21,8 @@ from torch.nn.utils.rnn import pad_sequence
 from weft.config import EOS, PAD, UNK, DataConfig, TokenizerConfig
 from weft.data import store as store_module
 from weft.data.corpora import open_pairs
-from weft.data.store import PairStore, Sequences, prepare, split_held_out
+from weft.data.disk import Sequences
+from weft.data.store import PairStore, prepare, split_held_out
 from weft.data.tokenizers import TokenizerPair
 from weft.data.vocabulary import train_tokenizer
 

@@ -24,7 +24,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from weft.config import BOS, EOS
-from weft.data.store import PairStore, Sequences
+from weft.data.disk import Sequences
+from weft.data.store import PairStore
 
 if TYPE_CHECKING:  # only dropout needs them
     from weft.data.tokenizers import Tokenizer, TokenizerPair

@@ -28,8 +28,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weft.config import EOS, UNK
-from weft.data.store import Sequences, _flush, _opened, _save, _sync, digest, once
-from weft.data.text import _say_once, content_digest, existing, opened
+from weft.data.disk import Sequences, digest, flush, once, open_sequences, save_json, sync
+from weft.data.text import content_digest, existing, opened, say_once
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 Split = Literal["file", "blank", "line"]
@@ -129,7 +129,7 @@ class TextStore:
         meta = json.loads((folder / "meta.json").read_bytes())
         if meta["format"] != _FORMAT:
             raise ValueError(f"{folder}: expected a store of format {_FORMAT}, not {meta['format']}")
-        return cls(_opened(folder, "text", meta["text"]), TextFacts(**meta["facts"]), meta["fingerprint"])
+        return cls(open_sequences(folder, "text", meta["text"]), TextFacts(**meta["facts"]), meta["fingerprint"])
 
     @property
     def tokens(self) -> NDArray[Any]:
@@ -206,8 +206,8 @@ def prepare_text(
         finally:
             writer.close()
         meta = {"format": _FORMAT, "fingerprint": fingerprint, "text": writer.sizes(), "facts": asdict(facts)}
-        _save(folder / "meta.json", meta)
-        _sync(folder)
+        save_json(folder / "meta.json", meta)
+        sync(folder)
 
     return once(cache / f"text-{fingerprint}", make, TextStore.open)
 
@@ -302,12 +302,12 @@ def _decoded(path: Path) -> Iterator[str]:
                 ) from None
             read, lines = read + len(block), lines + block.count(b"\n")
             if text and not begun and text[0] == "\ufeff":
-                _say_once(f"{path}: the byte order mark is dropped")
+                say_once(f"{path}: the byte order mark is dropped")
                 text = text[1:]
                 begun = True
             begun = begun or bool(text)
             if "\r\n" in text:
-                _say_once(f"{path}: carriage returns before line ends are dropped")
+                say_once(f"{path}: carriage returns before line ends are dropped")
                 text = text.replace("\r\n", "\n")
             if text:
                 yield text
@@ -484,7 +484,7 @@ class _Writer:
     def close(self) -> None:
         for file in (self.tokens, self.offsets):
             with file:
-                _flush(file)
+                flush(file)
 
     def sizes(self) -> dict[str, Any]:
         return {"count": self.count, "total": self.total, "dtype": self.dtype.name}

@@ -12,23 +12,21 @@ counts. Nothing here holds a corpus in memory.
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
-import shutil
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from hashlib import blake2b, sha256
-from itertools import chain, islice
+from hashlib import blake2b
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from weft.config import EOS, PAD, UNK, DataConfig
+from weft.config import EOS, UNK, DataConfig
+from weft.data.disk import Sequences, digest, flush, once, open_sequences, save_json, sync
 
 if TYPE_CHECKING:  # batches need no tokenizers
     from weft.data.tokenizers import Tokenizer, TokenizerPair
@@ -53,55 +51,6 @@ class TextPairs(Protocol):
 
     def place(self, index: int) -> str:
         """Where the pair with this number, from 0, stands: file and line."""
-
-
-@dataclass(frozen=True, eq=False)
-class Sequences:
-    """Sequences of tokens, one behind the other in one array.
-
-    Attributes:
-        tokens: of all sequences.
-        offsets: sequence i is ``tokens[offsets[i]:offsets[i + 1]]``; one more than there are sequences.
-    """
-
-    tokens: NDArray[Any]
-    offsets: NDArray[np.int64]
-
-    @classmethod
-    def of(cls, rows: Sequence[Sequence[int]], dtype: np.dtype[Any] | type = np.int64) -> Self:
-        """These rows, copied."""
-        offsets = np.zeros(len(rows) + 1, np.int64)
-        np.cumsum(np.fromiter(map(len, rows), np.int64, len(rows)), out=offsets[1:])
-        return cls(np.fromiter(chain.from_iterable(rows), dtype, int(offsets[-1])), offsets)
-
-    def __len__(self) -> int:
-        """How many sequences there are."""
-        return len(self.offsets) - 1
-
-    def __getitem__(self, index: int) -> NDArray[Any]:
-        """The tokens of one sequence."""
-        index = range(len(self))[index]
-        return self.tokens[self.offsets[index] : self.offsets[index + 1]]
-
-    @property
-    def lengths(self) -> NDArray[np.int32]:
-        """How many tokens each has, int32 [n]; made anew each time, so that nobody pays for it for long."""
-        return np.diff(self.offsets).astype(np.int32)
-
-    @cached_property
-    def longest(self) -> int:
-        """How many tokens the longest has."""
-        return int(self.lengths.max(initial=0))
-
-    def padded(self, rows: NDArray[np.integer[Any]]) -> NDArray[np.int64]:
-        """The sequences with these numbers [B], PAD behind each: [B, the longest of them]."""
-        starts = self.offsets[rows]
-        lengths = self.offsets[rows + 1] - starts
-        places = np.arange(lengths.max(initial=0))
-        inside = places < lengths[:, None]  # [B, longest]
-        found = np.full(inside.shape, PAD, np.int64)
-        found[inside] = self.tokens[(starts[:, None] + places)[inside]]
-        return found
 
 
 @dataclass(frozen=True)
@@ -139,7 +88,7 @@ class PairStore:
         meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
         if meta["format"] != _FORMAT:
             raise ValueError(f"{folder}: expected a store of format {_FORMAT}, not {meta['format']}")
-        source, target = (_opened(folder, name, meta["sides"][name]) for name in ("source", "target"))
+        source, target = (open_sequences(folder, name, meta["sides"][name]) for name in ("source", "target"))
         return cls(source, target, Facts(**meta["facts"]))
 
     def __len__(self) -> int:
@@ -236,8 +185,8 @@ def _write(
         for side in sides:
             side.close()
     meta = {"format": _FORMAT, "sides": {side.name: side.sizes() for side in sides}, "facts": asdict(facts)}
-    _save(folder / "meta.json", meta)
-    _sync(folder)
+    save_json(folder / "meta.json", meta)
+    sync(folder)
 
 
 def _fault(source: int, target: int, config: DataConfig) -> str | None:
@@ -280,23 +229,10 @@ class _Side:
     def close(self) -> None:
         for file in (self.tokens, self.offsets):
             with file:
-                _flush(file)
+                flush(file)
 
     def sizes(self) -> dict[str, Any]:
         return {"count": self.count, "total": self.total, "dtype": self.dtype.name}
-
-
-def _opened(folder: Path, name: str, sizes: dict[str, Any]) -> Sequences:
-    """One side of a finished store, as memory maps."""
-    wanted = {"tokens": (np.dtype(sizes["dtype"]), sizes["total"]), "offsets": (np.dtype(np.int64), sizes["count"] + 1)}
-    arrays = []
-    for part, (dtype, count) in wanted.items():
-        path = folder / f"{name}.{part}"
-        size, expected = path.stat().st_size, count * dtype.itemsize
-        if size != expected:
-            raise ValueError(f"{path}: expected {expected:,} bytes, not {size:,}")
-        arrays.append(np.memmap(path, dtype, "r").view(np.ndarray))  # a plain view is sliced faster
-    return Sequences(*arrays)
 
 
 def split_held_out(pairs: TextPairs, count: int, cache: Path | None = None) -> tuple[TextPairs, TextPairs]:
@@ -334,7 +270,7 @@ class _Split:
         if self.cache is None:
             return self._choose()
         place = self.cache / f"held-out-{self.fingerprint}.json"
-        return once(place, lambda aside: _save(aside, self._choose()), _load_held_out)
+        return once(place, lambda aside: save_json(aside, self._choose()), _load_held_out)
 
     def _choose(self) -> list[tuple[int, str, str]]:
         chosen = _chosen(array("Q", (_hash(source) for source, _ in self.pairs)), self.count)
@@ -397,70 +333,6 @@ def _hash(text: str) -> int:
 
 def _load_held_out(path: Path) -> list[tuple[int, str, str]]:
     return [(number, source, target) for number, source, target in json.loads(path.read_bytes())]
-
-
-T = TypeVar("T")
-
-
-def once(place: Path, make: Callable[[Path], None], read: Callable[[Path], T]) -> T:
-    """What ``read`` finds at a place; if nothing whole is there, ``make`` makes it first, and only one process does."""
-
-    def found() -> T | None:
-        try:
-            return read(place)
-        except (OSError, ValueError, KeyError, TypeError):
-            return None  # not there, or damaged from outside
-
-    if (whole := found()) is not None:
-        return whole
-    place.parent.mkdir(parents=True, exist_ok=True)
-    with place.with_name(place.name + ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # the system lets it go with the file, however the process ends
-        if (whole := found()) is not None:
-            return whole
-        aside = place.with_name(place.name + ".part")
-        _remove(aside)
-        try:
-            make(aside)
-        except BaseException:
-            _remove(aside)
-            raise
-        _remove(place)
-        aside.rename(place)
-        _sync(place.parent)
-    return read(place)
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
-
-
-def _save(path: Path, value: object) -> None:
-    with path.open("wb") as file:
-        file.write(json.dumps(value).encode())
-        _flush(file)
-
-
-def _flush(file: BinaryIO) -> None:
-    file.flush()
-    os.fsync(file.fileno())
-
-
-def _sync(folder: Path) -> None:
-    """Make names in a folder last."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def digest(parts: Sequence[object]) -> str:
-    """A name for what was made of these, which must be fit for JSON."""
-    return sha256(json.dumps(parts).encode()).hexdigest()[:32]
 
 
 def _chunks(pairs: Iterable[tuple[str, str]], size: int) -> Iterator[list[tuple[str, str]]]:

@@ -34,7 +34,7 @@ class TextWarning(UserWarning):
 _said: set[str] = set()  # Python's own record of what was said is cleared whenever somebody changes its filters
 
 
-def _say_once(text: str) -> None:
+def say_once(text: str) -> None:
     if text not in _said:
         _said.add(text)
         warnings.warn(text, TextWarning, stacklevel=2)
@@ -52,12 +52,12 @@ def lines_of(stream: Iterable[bytes], name: str) -> Iterator[str]:
     """
     for number, line in enumerate(stream, 1):
         if number == 1 and line.startswith(_BOM):
-            _say_once(f"{name}: the byte order mark is dropped")
+            say_once(f"{name}: the byte order mark is dropped")
             line = line.removeprefix(_BOM)
             if not line:
                 return
         if line.endswith(b"\r\n"):
-            _say_once(f"{name}: carriage returns before line ends are dropped")
+            say_once(f"{name}: carriage returns before line ends are dropped")
             line = line[:-2]
         elif line.endswith(b"\n"):
             line = line[:-1]

@@ -23,7 +23,8 @@ from weft.api import Translator
 from weft.config import Recipe, find_recipe, flat, recipe_names
 from weft.data.batching import Batches
 from weft.data.corpora import SETS, cache_folder, open_pairs
-from weft.data.store import PairStore, TextPairs, digest, once, prepare, split_held_out
+from weft.data.disk import digest, once
+from weft.data.store import PairStore, TextPairs, prepare, split_held_out
 from weft.data.text import ParallelText, references
 from weft.data.tokenizers import TokenizerPair
 from weft.data.vocabulary import make_pair
