@@ -436,7 +436,7 @@ class Translator:
             sampling = SamplingOptions(samples=n_best, **drawn)
             return Search(SearchOptions.of(self.recipe.decoding, **given), sampling, replaced, batch_tokens)
         if drawn:
-            raise ValueError(f"{', '.join(drawn)} needs sample=True: a search for the best draws nothing")
+            raise ValueError(f"{', '.join(drawn)} needs sample=True (at the shell --sample): the best is not drawn")
         given.setdefault("beam", max(self.recipe.decoding.beam, n_best))
         return Search(SearchOptions.of(self.recipe.decoding, n_best=n_best, **given), None, replaced, batch_tokens)
 

@@ -199,6 +199,7 @@ def _data_get(name: Annotated[str, typer.Argument(help="A set of `weft data list
 
     from weft.data import corpora
 
+    corpora.named(name)  # a wrong name is told before a bar is drawn
     with Progress(DownloadColumn(), TransferSpeedColumn(), console=Console(stderr=True)) as bar:
         task = bar.add_task(name)
         typer.echo(corpora.get(name, lambda here, all_: bar.update(task, completed=here, total=all_)))
