@@ -19,7 +19,7 @@ FAMILIES = {
     "convolutional": ["--model.family=convolutional", "--model.embed_dim=128", "--model.dim=128"],
 }
 STEPS = 150  # enough to write words and to end: what an untrained model writes never ends
-CLOSE = {"fp32": 1e-4, "bf16": 5e-2}  # hypotheses that may change places where it is not to be exact
+CLOSE = {"fp32": 1e-4, "bf16": 2e-2}  # hypotheses that may change places where it is not to be exact
 
 
 @pytest.mark.long
@@ -50,7 +50,7 @@ def test_a_test_set_is_translated_alike_one_by_one_in_batches_and_shuffled(
         shuffled = found([sources[i] for i in order])
         assert batches == alone
         assert [shuffled[order.index(i)] for i in range(len(sources))] == alone
-        assert len({text for text, _, _ in alone}) > len(alone) // 10  # they are not all the same sentence
+        assert len({text for text, _, _ in alone}) > len(alone) // 4  # they are not all the same sentence
         for one, other in zip(
             translator.translate(sources, beam=beam, exact=True), translator.translate(sources, beam=beam), strict=True
         ):
@@ -58,8 +58,7 @@ def test_a_test_set_is_translated_alike_one_by_one_in_batches_and_shuffled(
                 print(
                     f"beam {beam}: {one.text!r} and {other.text!r} changed places, {_apart(one, other, beam):.1e} apart"
                 )
-                # A beam in bf16 may lose a hypothesis early: what it ends with instead can be any distance away.
-                assert _apart(one, other, beam) < CLOSE[precision] or (precision == "bf16" and beam > 1)
+                assert _apart(one, other, beam) < CLOSE[precision]
 
 
 def _apart(one: Translation, other: Translation, beam: int) -> float:
