@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, groupby
 from math import inf, log
 
@@ -16,7 +16,8 @@ from weft.data.tokenizer_file import OPENED, SPACES, SPECIALS, WORDS, numbered
 from weft.data.tokenizers import Tokenizer, TokenizerPair, check_unicode
 
 _BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
-_COUNTED = 1 << 21  # so many different words are counted; beyond that the rarest so far are forgotten
+_COUNTED = 1 << 20  # so many different words are counted; beyond that the rarest so far are forgotten
+_LEARNED = 1 << 18  # bpe and unigram learn from so many most frequent words, in about 1 KB of memory each
 _SEEDS = 2  # a unigram vocabulary is chosen from so many times as many pieces; with 4 it takes twice as long
 _STUDIED = 1 << 20  # and by so many characters of the most frequent words
 
@@ -55,8 +56,9 @@ def make_pair(
 def train_tokenizer(lines: Iterable[str], config: TokenizerConfig) -> Tokenizer:
     """A tokenizer of ``config.kind`` with at most ``config.vocab_size`` tokens, from lines that are gone through once.
 
-    The lines are not kept, only their different words. The same lines in any order give the same tokenizer. bpe and
-    unigram give at most half of their room to single characters; rarer ones are spelled in bytes.
+    The lines are not kept, only their different words; beyond a million of these, the rarest are forgotten on the way.
+    Up to there, the same lines in any order give the same tokenizer. bpe and unigram give at most half of their room
+    to single characters; rarer ones are spelled in bytes.
 
     Raises:
         ValueError: if the vocabulary has no room for the specials and the bytes.
@@ -77,10 +79,10 @@ def train_tokenizer(lines: Iterable[str], config: TokenizerConfig) -> Tokenizer:
     words = _counted(lines)
     check_unicode(words)
     if config.kind == "word":
-        known = sorted(words.keys() - {""}, key=lambda word: (-words[word], word))[:room]
-        vocab = numbered([*first, *(f" {word}" for word in known)])
+        del words[""]
+        vocab = numbered([*first, *(f" {word}" for word in _frequent(words, room))])
         return _built(models.WordLevel(vocab, unk_token=SPECIALS[UNK]), SPACES)
-    pieces = _pieces(words, (room + 1) // 2)
+    pieces = _pieces(_frequent(words, _LEARNED), (room + 1) // 2)
     if config.kind == "bpe":
         vocab, merges = _bpe(pieces, config.vocab_size)
         return _built(models.BPE(vocab, merges, unk_token=SPECIALS[UNK], byte_fallback=True), WORDS)
@@ -113,7 +115,13 @@ def _counted(lines: Iterable[str]) -> Counter[str]:
     return counts
 
 
-def _pieces(words: Counter[str], num_characters: int) -> dict[str, int]:
+def _frequent(words: Counter[str], most: int) -> dict[str, int]:
+    """The most frequent words; of equally frequent ones, the first in the alphabet."""
+    kept = sorted(words, key=lambda word: (-words[word], word))[:most]
+    return {word: words[word] for word in kept}
+
+
+def _pieces(words: Mapping[str, int], num_characters: int) -> dict[str, int]:
     """How often each piece occurs, inside which tokens are sought, cut at all but so many most frequent characters."""
     counts: Counter[str] = Counter({" ": 1})
     for word, count in words.items():
