@@ -13,13 +13,16 @@ from weft import cli
 from weft.api import Translation
 from weft.data.corpora import open_pairs
 
+# Trained enough to write words and to end: what an untrained model writes never ends.
+SHORT = ["--training.steps=150"]
+LONG = ["--training.steps=800", "--training.batch_tokens=1024"]
+SMALL = ["--model.embed_dim=128", "--model.dim=128"]
 FAMILIES = {
-    "transformer": [],
-    "recurrent": ["--model.family=recurrent", "--model.embed_dim=128", "--model.dim=128"],
-    "convolutional": ["--model.family=convolutional", "--model.embed_dim=128", "--model.dim=128"],
+    "transformer": SHORT,
+    "recurrent": ["--model.family=recurrent", *SMALL, *LONG],
+    "convolutional": ["--model.family=convolutional", *SMALL, *SHORT],
 }
-STEPS = 150  # enough to write words and to end: what an untrained model writes never ends
-CLOSE = {"fp32": 1e-4, "bf16": 2e-2}  # hypotheses that may change places where it is not to be exact
+CLOSE = {"fp32": 1e-4, "bf16": 2e-2}  # candidates that may change places where it is not to be exact
 
 
 @pytest.mark.long
@@ -28,12 +31,16 @@ CLOSE = {"fp32": 1e-4, "bf16": 2e-2}  # hypotheses that may change places where 
 def test_a_test_set_is_translated_alike_one_by_one_in_batches_and_shuffled(
     weft_data: Path, tmp_path_factory: pytest.TempPathFactory, family: str, precision: str
 ) -> None:
-    """1,000 sentences of Multi30k with the Transformer in fp32, 100 elsewhere: greedy and beam 5, ids and scores."""
+    """1,000 sentences of Multi30k with the Transformer in fp32, 100 elsewhere: greedy and beam 5, ids and scores.
+
+    With ``exact`` all of it is equal. Without, greedy search may only change its mind between two tokens that are
+    CLOSE; so may a beam in fp32 between two hypotheses. In bf16, where rounding is a thousand times coarser, a beam
+    that dropped another candidate on the way may end anywhere: there, few may.
+    """
     out = tmp_path_factory.getbasetemp() / f"company-{family}"
-    steps = [f"--training.steps={STEPS}", "--training.bleu=false", "--training.warmup=50", "--training.average=0"]
-    rest = ["--training.learning_rate=3e-3", f"--training.validate_every={STEPS}"]
+    rest = ["--training.bleu=false", "--training.warmup=50", "--training.average=0", "--training.learning_rate=3e-3"]
     if not (out / "model.safetensors").exists():
-        assert cli.main(["train", "multi30k-en-de", "--out", str(out), *FAMILIES[family], *steps, *rest]) == 0
+        assert cli.main(["train", "multi30k-en-de", "--out", str(out), *FAMILIES[family], *rest]) == 0
     translator = weft.load(out, precision=precision)  # type: ignore[arg-type]
     sources = [source for source, _ in open_pairs("multi30k:test_2016_flickr", "en", "de")]
     if (family, precision) != ("transformer", "fp32"):
@@ -51,14 +58,16 @@ def test_a_test_set_is_translated_alike_one_by_one_in_batches_and_shuffled(
         assert batches == alone
         assert [shuffled[order.index(i)] for i in range(len(sources))] == alone
         assert len({text for text, _, _ in alone}) > len(alone) // 4  # they are not all the same sentence
+        changed = 0
         for one, other in zip(
             translator.translate(sources, beam=beam, exact=True), translator.translate(sources, beam=beam), strict=True
         ):
             if one.text != other.text:
-                print(
-                    f"beam {beam}: {one.text!r} and {other.text!r} changed places, {_apart(one, other, beam):.1e} apart"
-                )
-                assert _apart(one, other, beam) < CLOSE[precision]
+                changed += 1
+                apart = _apart(one, other, beam)
+                print(f"beam {beam}: {one.text!r} and {other.text!r} changed places, {apart:.1e} apart")
+                assert apart < CLOSE[precision] or (beam > 1 and precision == "bf16")
+        assert changed <= len(sources) // 20
 
 
 def _apart(one: Translation, other: Translation, beam: int) -> float:
