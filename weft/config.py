@@ -18,13 +18,30 @@ from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, Literal, Self, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, NamedTuple, Self, Union, get_args, get_origin
 
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
-PAD, BOS, EOS, UNK = range(4)  # the first token numbers of every vocabulary: padding, begin, end, unknown
+PAD, BOS, EOS, UNK = range(4)  # the first token numbers of weft's own vocabularies: padding, begin, end, unknown
+
+
+class Specials(NamedTuple):
+    """The token numbers that a search must know; a published vocabulary has its own.
+
+    Attributes:
+        pad: what rows are filled up with; −1 where no token is for that.
+        bos: what a text begins with.
+        eos: what it ends with.
+        never: what is never chosen as the next token.
+    """
+
+    pad: int = PAD
+    bos: int = BOS
+    eos: int = EOS
+    never: tuple[int, ...] = (PAD, BOS)
+
 
 Share = Annotated[float, Field(ge=0.0, lt=1.0)]
 Count = Annotated[int, Field(ge=1)]
@@ -47,6 +64,15 @@ class DataConfig(Section):
         held_out: without a validation set, so many pairs are taken out of the training set for it.
         max_len: a pair with a side of more tokens is dropped (the end token counts). 0: none is.
         max_ratio: a pair with one side so many times as long as the other is dropped. 0: none is.
+
+    Of a language model, ``train`` and ``validation`` are text files, folders of them (lists, or with commas between),
+    or a part of a named set, and these say what is made of them:
+
+        split: a document is a whole "file", what stands between "blank" lines, or a "line".
+        end: whether the end token follows each document.
+        held_out_share: without a validation set, so much of the text, from its end, is kept for it.
+        sample: "stream" draws windows of the whole text, "documents" packs documents, which do not see each other.
+        length: tokens of a row; 0: as many as the model can take.
     """
 
     train: Corpus = ""
@@ -57,6 +83,11 @@ class DataConfig(Section):
     held_out: int = Field(default=1000, ge=0)
     max_len: int = Field(default=128, ge=0)
     max_ratio: float = Field(default=0.0, ge=0.0)
+    split: Literal["file", "blank", "line"] = "file"
+    end: bool = True
+    held_out_share: Share = 0.1
+    sample: Literal["stream", "documents"] = "stream"
+    length: int = Field(default=0, ge=0)
 
 
 class TokenizerConfig(Section):
@@ -218,7 +249,7 @@ class ConvolutionalConfig(Section):
     dropout: Share = 0.1
 
 
-ModelConfig = Annotated[TransformerConfig | RecurrentConfig | ConvolutionalConfig, Field(discriminator="family")]
+ModelConfig = TransformerConfig | RecurrentConfig | ConvolutionalConfig | GPTConfig
 
 
 class TrainingConfig(Section):
@@ -230,6 +261,7 @@ class TrainingConfig(Section):
         accumulate: so many batches make an update, weighted by their tokens.
         precision: of activations and products; parameters are fp32. auto: bf16 where the CPU multiplies it fast.
         reference: train by the plain formulas instead of the fast kernels; slower, for comparison.
+        optimizer: adamw, or muon (Jordan et al. 2024) for the matrices of the blocks and adamw for the rest.
         learning_rate: the highest; schedule, warmup (steps up), decay (the last share of the steps, for wsd) and
             final_rate (share of the highest at the end, for cosine and wsd) shape it.
         clip: the longest a gradient may be; 0: any.
@@ -241,6 +273,7 @@ class TrainingConfig(Section):
         keep: so many saved steps stay, besides the best.
         patience: validations without a better one, after which training stops; 0: never.
         bleu: whether validation also translates, with which the best step is chosen; else by the loss.
+        samples: after each validation of a language model so many texts are drawn and shown.
         tensorboard: also write TensorBoard's files.
     """
 
@@ -249,6 +282,7 @@ class TrainingConfig(Section):
     accumulate: Count = 1
     precision: Literal["auto", "bf16", "fp32"] = "auto"
     reference: bool = False
+    optimizer: Literal["adamw", "muon"] = "adamw"
     learning_rate: float = Field(default=1e-3, gt=0.0)
     schedule: Literal["inverse_sqrt", "cosine", "wsd", "constant"] = "inverse_sqrt"
     warmup: int = Field(default=1000, ge=0)
@@ -269,6 +303,7 @@ class TrainingConfig(Section):
     keep: Count = 3
     patience: int = Field(default=0, ge=0)
     bleu: bool = True
+    samples: int = Field(default=0, ge=0)
     tensorboard: bool = False
 
 
@@ -285,6 +320,9 @@ class DecodingConfig(Section):
         replace_unknown: an unknown word is replaced by the source word that it attended to most.
         exact: a text's translation does not depend on what is translated beside it, to the last bit; takes longer.
             Else only two hypotheses that are all but equally probable may change places.
+        sample: draw at random instead of searching for the best.
+        temperature, top_k, top_p, min_p, typical_p, repetition_penalty, frequency_penalty: of the draw; see
+            ``weft.decoding.sampling.SamplingOptions``.
     """
 
     beam: Count = 5
@@ -296,6 +334,14 @@ class DecodingConfig(Section):
     no_repeat: int = Field(default=0, ge=0)
     replace_unknown: bool = False
     exact: bool = False
+    sample: bool = False
+    temperature: float = Field(default=1.0, gt=0.0)
+    top_k: int = Field(default=0, ge=0)
+    top_p: float = Field(default=1.0, gt=0.0, le=1.0)
+    min_p: float = Field(default=0.0, ge=0.0, le=1.0)
+    typical_p: float = Field(default=1.0, gt=0.0, le=1.0)
+    repetition_penalty: float = Field(default=1.0, gt=0.0)
+    frequency_penalty: float = 0.0
 
 
 class Recipe(Section):
@@ -303,13 +349,24 @@ class Recipe(Section):
 
     name: str = ""
     note: str = ""
-    task: Literal["translation"] = "translation"
+    task: Literal["translation", "language"] = "translation"
     seed: int = Field(default=1, ge=0)
     data: DataConfig = DataConfig()
     tokenizer: TokenizerConfig = TokenizerConfig()
-    model: ModelConfig = TransformerConfig()
+    model: Annotated[ModelConfig, Field(discriminator="family")] = TransformerConfig()
     training: TrainingConfig = TrainingConfig()
     decoding: DecodingConfig = DecodingConfig()
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if (self.task == "language") != (self.model.family == "gpt"):
+            others = ", ".join(name for name in MODELS if (name == "gpt") == (self.task == "language"))
+            raise ValueError(f"task {self.task!r} needs a model.family of {others}, not {self.model.family!r}")
+        for task, names in _ONLY.items():
+            for name in names if task != self.task else ():
+                if getattr(self.data, name) != DataConfig.model_fields[name].default:
+                    raise ValueError(f"data.{name} is for the task {task!r}, not for {self.task!r}")
+        return self
 
     @classmethod
     def make(cls, tree: Mapping[str, Any], overrides: Iterable[str] = ()) -> Self:
@@ -318,8 +375,13 @@ class Recipe(Section):
         Raises:
             ValueError: naming the key, what was given, and the nearest key or what was expected.
         """
-        changed = {key: dict(value) if isinstance(value, Mapping) else value for key, value in tree.items()}
         pairs = [_split(override) for override in overrides]
+        task = next((text for key, text in reversed(pairs) if key == "task"), tree.get("task"))
+        usual = TASKS.get(task if isinstance(task, str) else "", {})
+        changed: dict[str, Any] = {**usual, **tree}
+        for key, value in changed.items():
+            if isinstance(value, Mapping):
+                changed[key] = {**_usual(usual.get(key, {}), value), **value}
         # The family decides which keys the model has, so it comes first; another family starts from its defaults.
         for key, text in sorted(pairs, key=lambda pair: pair[0] != "model.family"):
             if key == "model.family" and changed.get("model", {}).get("family", "transformer") != text:
@@ -375,8 +437,30 @@ MODELS: dict[str, type[Section]] = {
     "transformer": TransformerConfig,
     "recurrent": RecurrentConfig,
     "convolutional": ConvolutionalConfig,
+    "gpt": GPTConfig,
 }
 
+# What a recipe of each task starts from, where that is not the default of the sections.
+TASKS: dict[str, dict[str, Any]] = {
+    "translation": {},
+    "language": {
+        "model": {"family": "gpt"},
+        "training": {
+            "smoothing": 0.0,
+            "bleu": False,
+            "schedule": "cosine",
+            "final_rate": 0.1,
+            "beta2": 0.99,
+            "weight_decay": 0.1,
+            "samples": 1,
+        },
+        "decoding": {"beam": 1, "max_ratio": 0.0, "max_extra": 200, "length_penalty": 0.0, "sample": True},
+    },
+}
+_ONLY = {  # keys of the data that are for one task
+    "translation": ("source", "target", "swap", "held_out", "max_len", "max_ratio"),
+    "language": ("split", "end", "held_out_share", "sample", "length"),
+}
 
 _SECTIONS = ("data", "tokenizer", "model", "training", "decoding")
 RECIPES = Path(__file__).parent / "recipes"
@@ -408,6 +492,11 @@ def nearest(given: str, names: Iterable[str]) -> str:
     """``; did you mean 'x'?`` with the nearest of the names, or nothing if none is near."""
     near = get_close_matches(given, list(names), n=1)
     return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def _usual(usual: Mapping[str, Any], given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a section starts from; not that of another model family."""
+    return usual if given.get("family", usual.get("family")) == usual.get("family") else {}
 
 
 def _split(override: str) -> tuple[str, str]:
@@ -454,8 +543,17 @@ def _types(tree: Mapping[str, Any]) -> dict[str, Any]:
     }
     known = {name: _annotation(info) for name, info in Recipe.model_fields.items() if name not in sections}
     for section, kind in sections.items():
-        known |= {f"{section}.{name}": _annotation(info) for name, info in kind.model_fields.items()}
+        known |= _keys(section, kind)
     return known | {"model.family": Literal[tuple(MODELS)]}
+
+
+def _keys(section: str, kind: type[BaseModel]) -> dict[str, Any]:
+    """The dotted keys of a section and of the sections inside it, and the types of their values."""
+    known: dict[str, Any] = {}
+    for name, info in kind.model_fields.items():
+        inside = [part for part in get_args(info.annotation) if isinstance(part, type) and issubclass(part, Section)]
+        known |= _keys(f"{section}.{name}", inside[0]) if inside else {f"{section}.{name}": _annotation(info)}
+    return known
 
 
 def _annotation(info: Any) -> Any:
@@ -490,7 +588,7 @@ def _explain(error: ErrorDetails, tree: Mapping[str, Any]) -> str:
         given = str(error["input"].get("family"))
         return f"model.family must be one of {', '.join(MODELS)}, not {given!r}{nearest(given, MODELS)}"
     if error["type"] == "value_error":
-        return f"{key}: {error['ctx']['error']}"
+        return f"{key}: {error['ctx']['error']}".removeprefix(": ")
     if key.endswith((".str", ".list[str]")):
         key = key.rpartition(".")[0]
         return f"{key} must be a text or a list of two, not {error['input']!r}"

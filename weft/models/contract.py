@@ -3,11 +3,13 @@
 Training calls ``loss``. A search calls ``start`` once, ``step`` as often as it likes and ``logits`` where it wants to
 know the next token::
 
-    state = model.start(source)                          # source [B, N], padded with PAD at the right
+    state = model.start(source)                          # source [B, N], padded at the right
+    tokens = model.first(source)[:, None]                # BOS, or the last token of a prompt
     hidden, state = model.step(tokens, state)            # tokens [B, T ≥ 1] -> hidden [B, T, D]
     scores = model.logits(hidden[:, -1]).log_softmax(-1) # [B, V]
 
-The first token of a target is BOS. Stepping in any portions gives the hidden states of the whole at once.
+To a language model the source is a prompt, and the target goes on from it. Stepping in any portions gives the hidden
+states of the whole at once.
 """
 
 from __future__ import annotations
@@ -18,6 +20,8 @@ from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor
+
+from weft.config import Specials
 
 
 @dataclass(frozen=True)
@@ -70,11 +74,14 @@ class Seq2Seq(Protocol):
 
     Attributes:
         precision: of the activations, fp32 or bf16; parameters stay fp32. Whoever trains or loads the model sets it.
+        specials: the token numbers of its vocabulary that mean something to a search; whoever loads the model sets
+            them where they are not weft's own.
         cross_attentions: the names, in named_modules(), of the attentions from target to source; none if it has none.
         max_len: the longest source or target that it can take; None for any.
     """
 
     precision: torch.dtype
+    specials: Specials
     cross_attentions: tuple[str, ...]
     max_len: int | None
 
@@ -83,6 +90,12 @@ class Seq2Seq(Protocol):
 
     def start(self, inputs: Tensor) -> State:
         """The state before the first target token, from source tokens [B, N]."""
+
+    def first(self, inputs: Tensor) -> Tensor:
+        """[B] the token that the first step after ``start(inputs)`` consumes."""
+
+    def room(self, inputs: Tensor) -> Tensor | None:
+        """[B] how many target tokens there is room for, the end not counted; None for any number."""
 
     def step(self, tokens: Tensor, state: Any) -> tuple[Tensor, Any]:
         """Consume tokens [B, T], T ≥ 1: hidden [B, T, D] and the state after them."""

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from weft.config import PAD, Tie
+from weft.config import PAD, Specials, Tie
 from weft.kernels.cross_entropy import linear_cross_entropy, linear_divergence
 from weft.kernels.linear import linear
 from weft.kernels.mask import Mask
@@ -30,6 +30,7 @@ class EncoderDecoder(nn.Module):
 
     cross_attentions: tuple[str, ...] = ()
     max_len: int | None = None
+    specials = Specials()
 
     def __init__(self, source_vocab: int, target_vocab: int, dim: int, tie: Tie, std: float, bias: bool) -> None:
         """Make the tables.
@@ -72,6 +73,14 @@ class EncoderDecoder(nn.Module):
     def start(self, inputs: Tensor) -> DecoderState:
         """The state before the first target token, from source tokens [B, N]."""
         raise NotImplementedError
+
+    def first(self, inputs: Tensor) -> Tensor:
+        """[B] BOS, which every target begins with."""
+        return inputs.new_full((len(inputs),), self.specials.bos)
+
+    def room(self, inputs: Tensor) -> Tensor | None:
+        """[B] how many tokens there is room for behind BOS; None for any number."""
+        return None if self.max_len is None else inputs.new_full((len(inputs),), self.max_len - 1)
 
     def step(self, tokens: Tensor, state: DecoderState) -> tuple[Tensor, DecoderState]:
         """Consume tokens [B, T], T ≥ 1: hidden [B, T, D] and the state after them."""

@@ -27,7 +27,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from weft.config import PAD, GPTConfig
+from weft.config import GPTConfig, Specials
 from weft.kernels.cross_entropy import linear_cross_entropy, linear_divergence
 from weft.kernels.dropout import dropout
 from weft.kernels.linear import linear
@@ -69,6 +69,7 @@ class GPT(nn.Module):
 
     Attributes:
         precision: of the activations, fp32 or bf16; parameters stay fp32.
+        specials: which token numbers mean padding, begin and end.
         max_len: the longest text that it can take, the prompt counted; None (alibi, none) for any. Rotary positions
             go on beyond it, but the model has not learned to.
         cross_attentions: none, since there is no source.
@@ -93,6 +94,7 @@ class GPT(nn.Module):
             raise ValueError(f"a vocabulary needs words, not {vocab_size}")
         block = _block(config)
         self.precision = torch.float32
+        self.specials = Specials()
         self.max_len = config.max_len if config.positions in ("learned", "rotary") else None
         self.dropout = config.dropout
         self.embedding = nn.Parameter(torch.empty(vocab_size, config.dim))
@@ -155,25 +157,26 @@ class GPT(nn.Module):
         parts = {"nll": (one.nll + two.nll) / 2, "rdrop": apart.detach()}
         return Loss((one.total + two.total) / 2 + rdrop * apart, one.count, parts)
 
-    def start(self, inputs: Tensor, lengths: Tensor | None = None) -> DecoderState:
-        """The state after all but the last token of each prompt; the first ``step`` takes that one.
-
-        Args:
-            inputs: [B, N] prompts, padded at the right, with PAD unless lengths are given.
-            lengths: [B] how many tokens each has; needed where a vocabulary has a word of PAD's number.
+    def start(self, inputs: Tensor) -> DecoderState:
+        """The state after all but the last token of each prompt [B, N], padded at the right; ``first`` is that one.
 
         Raises:
             ValueError: if a prompt has no token, is too long, or has padding before its end.
         """
-        if lengths is None:
-            lengths = masks.padding_from_tokens(inputs, PAD).lengths
-            assert lengths is not None
-        _check_prompts(inputs, lengths)
+        lengths = self._lengths(inputs)
         state = DecoderState.of((), lengths, tuple(self._new_cache(len(inputs)) for _ in self.blocks))
         ahead = int(lengths.max()) - 1 if len(lengths) else 0
         if ahead:  # what a shorter prompt has behind its end is cut off again
-            _, state = self.step(inputs[:, :ahead], state)
+            _, state = self.step(inputs[:, :ahead].clamp(min=0), state)
         return state.truncate(lengths - 1)
+
+    def first(self, inputs: Tensor) -> Tensor:
+        """[B] the last token of each prompt."""
+        return inputs.gather(1, self._lengths(inputs)[:, None] - 1)[:, 0]
+
+    def room(self, inputs: Tensor) -> Tensor | None:
+        """[B] how many tokens can follow each prompt before the context is full; None for any number."""
+        return None if self.max_len is None else (self.max_len - self._lengths(inputs)).clamp(min=0)
 
     def step(self, tokens: Tensor, state: DecoderState) -> tuple[Tensor, DecoderState]:
         """Consume tokens [B, T], T ≥ 1: hidden [B, T, D] and the state after them."""
@@ -219,6 +222,16 @@ class GPT(nn.Module):
             return _CAUSAL, None
         # ALiBi counts distances, which starting again leaves as they are: one bias then serves all rows.
         return Mask(causal=True, segments=segments), None if self.alibi is not None else places_of(segments)
+
+    def _lengths(self, prompts: Tensor) -> Tensor:
+        """[B] how many tokens each prompt [B, N] has."""
+        lengths = masks.padding_from_tokens(prompts, self.specials.pad).lengths
+        assert lengths is not None
+        if len(empty := (lengths < 1).nonzero()):
+            raise ValueError(
+                f"a prompt needs a token, but row {int(empty[0, 0])} has none: an empty text begins with BOS"
+            )
+        return lengths
 
     def _new_cache(self, rows: int) -> KVCache:
         attention = self._blocks[0].attention
@@ -267,18 +280,6 @@ def _wanted(batch: Texts) -> Tensor:
             raise ValueError(f"counted must be {list(wanted.shape)} of bool, one less than the tokens, not {given}")
         wanted = wanted.masked_fill(~counted, _IGNORED)
     return wanted
-
-
-def _check_prompts(inputs: Tensor, lengths: Tensor) -> None:
-    if inputs.dim() != 2 or lengths.shape != inputs.shape[:1]:
-        raise ValueError(f"prompts must be [B, N] with lengths [B], not {list(inputs.shape)}, {list(lengths.shape)}")
-    wrong = ((lengths < 1) | (lengths > inputs.shape[1])).nonzero()
-    if len(wrong):
-        row = int(wrong[0, 0])
-        raise ValueError(
-            f"a prompt has 1 to {inputs.shape[1]} tokens here, but row {row} has {int(lengths[row])}: "
-            "an empty text begins with BOS"
-        )
 
 
 def _block(config: GPTConfig) -> BlockConfig:

@@ -20,7 +20,7 @@ from torch import nn
 
 from weft import __version__, folder
 from weft.api import Translator
-from weft.config import Recipe, find_recipe, flat, recipe_names
+from weft.config import GPTConfig, Recipe, find_recipe, flat, recipe_names
 from weft.data.batching import Batches
 from weft.data.corpora import SETS, cache_folder, open_pairs
 from weft.data.disk import digest, once
@@ -63,6 +63,7 @@ def choose(overrides: Sequence[str], report: Reporter) -> Recipe:
     draft = Recipe.make(size.tree(per_epoch=1), overrides)
     recipe = Recipe.make(size.tree(prepared(draft, report).batches.per_epoch), overrides)
     model = recipe.model
+    assert not isinstance(model, GPTConfig)  # a recipe of this task has none
     report.note(
         f"{count:,} pairs: chose {recipe.tokenizer.vocab_size:,} {recipe.tokenizer.kind} tokens, {model.family} "
         f"of dim {model.dim}, {model.encoder_layers} + {model.decoder_layers} layers, dropout {model.dropout:g}, "
