@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from weft import observe
-from weft.config import BOS, EOS, PAD
+from weft.config import BOS, EOS, PAD, Specials
 from weft.models.contract import Loss, Pairs
 
 Tokens = tuple[int, ...]
@@ -65,6 +65,7 @@ class TableModel(nn.Module):
     """
 
     precision = torch.float32
+    specials = Specials()
 
     def __init__(
         self,
@@ -100,7 +101,7 @@ class TableModel(nn.Module):
 
     def log_probs(self, source: Tokens, past: Tokens) -> list[float]:
         logits = self.table(source, past)
-        whole = math.log(math.fsum(math.exp(x) for x in logits))
+        whole = max(logits) + math.log(math.fsum(math.exp(x - max(logits)) for x in logits))
         return [x - whole for x in logits]
 
     def weights(self, source: Tokens, past: Tokens, layer: int, head: int) -> list[float]:
@@ -116,6 +117,12 @@ class TableModel(nn.Module):
     def start(self, inputs: Tensor) -> TableState:
         sources = tuple(tuple(t for t in row if t != PAD) for row in inputs.tolist())
         return TableState(sources, tuple(() for _ in sources))
+
+    def first(self, inputs: Tensor) -> Tensor:
+        return torch.full((len(inputs),), BOS)
+
+    def room(self, inputs: Tensor) -> Tensor | None:
+        return None if self.max_len is None else torch.full((len(inputs),), self.max_len - 1)
 
     def step(self, tokens: Tensor, state: TableState) -> tuple[Tensor, TableState]:
         assert not self.training

@@ -6,11 +6,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from tests.decoding.table import TableModel, batch
 from weft.config import BOS, EOS
 from weft.decoding.greedy import greedy
 from weft.decoding.options import SearchOptions
+from weft.decoding.sampling import SamplingOptions, sample
+from weft.decoding.score import score
 
 
 @settings(max_examples=50)
@@ -67,3 +70,44 @@ def test_the_model_is_given_back_as_it_was() -> None:
     model = TableModel().train()
     greedy(model, batch([[4]]))  # the table refuses to step in training mode
     assert model.training
+
+
+def test_whoever_watches_sees_each_token_once() -> None:
+    model, sources = TableModel(seed=3, spread=0.3), batch([[4], [5, 6], [], [6]])
+    options, drawn = SearchOptions(max_ratio=0.0, max_extra=6), SamplingOptions(samples=3, seed=1)
+    seen: dict[int, list[tuple[int, ...]]] = {row: [] for row in range(12)}
+
+    def watch(rows: Tensor, tokens: Tensor) -> None:
+        for row, path in zip(rows.tolist(), tokens.tolist(), strict=True):
+            seen[row].append(tuple(path))
+
+    watched = sample(model, sources, drawn, options, watch=watch)
+    assert watched == sample(model, sources, drawn, options)
+    for row, paths in seen.items():
+        tokens = watched[row // 3][row % 3].tokens
+        assert paths == [tokens[: t + 1] for t in range(len(tokens))]
+    seen = {row: [] for row in range(4)}
+    for row, (h,) in enumerate(greedy(model, sources, options, watch=watch)):
+        assert seen[row][-1:] == [h.tokens][: len(h.tokens)]
+
+
+def test_whoever_watches_may_end_a_path() -> None:
+    model, sources = TableModel(seed=3, spread=0.3), batch([[4], [5, 6], [], [6]])
+    options = SearchOptions(max_ratio=0.0, max_extra=8, length_penalty=0.5)
+    drawn = SamplingOptions(samples=6, seed=1)
+    free = sample(model, sources, drawn, options)
+    stopped = sample(model, sources, drawn, options, watch=lambda rows, tokens: tokens[:, -1] == 6)
+    some = 0
+    for source, paths, cut in zip(sources, free, stopped, strict=True):
+        for h, short in zip(paths, cut, strict=True):
+            if 6 not in h.tokens:
+                assert short == h
+                continue
+            some += 1
+            end = h.tokens.index(6) + 1
+            assert short.tokens == h.tokens[:end]
+            assert short.token_log_probs == h.token_log_probs[:end]
+            assert short.finished
+            (begun,) = score(model, source[None], [short.tokens], options, finished=False)
+            assert (short.log_prob, short.score) == pytest.approx((begun.log_prob, begun.score))
+    assert 5 < some < 24

@@ -8,14 +8,18 @@ from typing import Any
 
 import pytest
 
-from weft.config import EOS, DecodingConfig
+from weft.config import DecodingConfig
 from weft.decoding.options import SearchOptions
+from weft.decoding.sampling import SamplingOptions
 
 
 def test_the_defaults_are_the_recipe_s() -> None:
     assert SearchOptions.of(DecodingConfig()) == SearchOptions()
-    names = set(DecodingConfig.model_fields) - {"replace_unknown"}
-    assert names <= {field.name for field in fields(SearchOptions)}
+    usual = DecodingConfig()
+    names = set(DecodingConfig.model_fields) - {"replace_unknown", "sample"}
+    assert names <= {field.name for kind in (SearchOptions, SamplingOptions) for field in fields(kind)}
+    for name in names & {field.name for field in fields(SamplingOptions)}:
+        assert getattr(usual, name) == getattr(SamplingOptions(), name), name
 
 
 def test_a_recipe_can_be_changed() -> None:
@@ -39,7 +43,6 @@ def test_a_recipe_can_be_changed() -> None:
         {"patience": 0.0},
         {"patience": math.nan},
         {"length_penalty": math.inf},
-        {"suppress": (EOS,)},
         {"suppress": (-1,)},
     ],
 )

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from transformers import MarianConfig, MarianMTModel
 
-from tests.decoding.table import batch
-from weft.config import BOS, EOS, PAD
+from tests.decoding.table import TableModel, batch
+from weft.config import BOS, EOS, PAD, Specials
 from weft.decoding.beam import beam
 from weft.decoding.greedy import greedy
 from weft.decoding.options import SearchOptions
@@ -48,8 +48,10 @@ class Marian(nn.Module):
     """transformers' Marian behind weft's contract."""
 
     precision = torch.float32
+    specials = Specials()
     cross_attentions = ()
     max_len = None
+    first, room = TableModel.first, TableModel.room
 
     def __init__(self, model: MarianMTModel) -> None:
         super().__init__()

@@ -11,12 +11,21 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+from transformers import (
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+    TypicalLogitsWarper,
+)
 
 from tests.decoding.table import TableModel, batch, every_target
-from weft.decoding.greedy import greedy
+from weft.config import GPTConfig, Specials
+from weft.decoding.greedy import Moment, greedy
 from weft.decoding.options import SearchOptions
-from weft.decoding.sampling import SamplingOptions, candidates, draw, mix, sample, uniform
+from weft.decoding.sampling import SamplingOptions, candidates, draw, mix, penalised, sample, uniform
+from weft.models.gpt import GPT
 
 
 def surprise(counts: list[int], expected: list[float]) -> float:
@@ -27,6 +36,22 @@ def surprise(counts: list[int], expected: list[float]) -> float:
     chi = sum((c - w) ** 2 / w for c, w in zip(counts, wanted, strict=True))
     df = len(counts) - 1
     return (chi - df) / math.sqrt(2 * df)
+
+
+def left_by_transformers(logits: Tensor, held: Tensor, said: Tensor, sampling: SamplingOptions) -> Tensor:
+    """The distribution [R, V] that they draw from, where held [R, N] and said [R, T] ⊂ held are the tokens before."""
+    scores = logits
+    if sampling.repetition_penalty != 1.0:
+        scores = RepetitionPenaltyLogitsProcessor(sampling.repetition_penalty)(held, scores)
+    counts = torch.stack([torch.bincount(row, minlength=logits.shape[1]) for row in said])
+    scores = scores - sampling.frequency_penalty * counts  # which they do not have; by the definition of OpenAI
+    scores = TemperatureLogitsWarper(sampling.temperature)(held, scores)
+    if sampling.top_k:
+        scores = TopKLogitsWarper(sampling.top_k)(held, scores)
+    scores = MinPLogitsWarper(sampling.min_p)(held, TopPLogitsWarper(sampling.top_p)(held, scores))
+    if sampling.typical_p < 1.0:
+        scores = TypicalLogitsWarper(sampling.typical_p)(held, scores)
+    return scores.softmax(-1)
 
 
 def shares(log_probs: Tensor, **options: Any) -> Tensor:
@@ -42,18 +67,36 @@ def shares(log_probs: Tensor, **options: Any) -> Tensor:
     temperature=st.floats(0.2, 3.0),
     top_k=st.integers(0, 12),
     top_p=st.floats(0.05, 1.0),
-    min_p=st.floats(0.0, 0.9),
+    min_p=st.one_of(st.just(0.0), st.floats(0.0, 0.9)),
+    typical_p=st.one_of(st.just(1.0), st.floats(0.05, 0.99)),
+    repetition_penalty=st.sampled_from([1.0, 0.7, 1.3, 5.0]),
+    frequency_penalty=st.sampled_from([0.0, -0.3, 0.8]),
+    read=st.integers(0, 5),
+    said=st.integers(0, 5),
 )
 def test_what_may_be_drawn_is_what_transformers_leaves(
-    seed: int, spread: float, temperature: float, top_k: int, top_p: float, min_p: float
+    seed: int, spread: float, read: int, said: int, **options: Any
 ) -> None:
-    logits = torch.randn(4, 10, generator=torch.Generator().manual_seed(seed)).double() * spread
-    theirs = TemperatureLogitsWarper(temperature)(None, logits)
-    if top_k:
-        theirs = TopKLogitsWarper(top_k)(None, theirs)
-    theirs = MinPLogitsWarper(min_p)(None, TopPLogitsWarper(top_p)(None, theirs)).softmax(-1)
-    mine = shares(logits.log_softmax(-1), temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
-    torch.testing.assert_close(mine, theirs)
+    """The same tokens, with the same probabilities; closed tokens stay closed whatever the penalties make of them."""
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(4, 10, generator=generator).double() * spread
+    held = torch.randint(0, 10, (4, read + said), generator=generator)
+    sampling = SamplingOptions(**options)
+    theirs = left_by_transformers(logits, held, held[:, read:], sampling)
+    moment = Moment(logits.log_softmax(-1), logits, torch.arange(4), held[:, read:], held[:, :read])
+    share, tokens = candidates(penalised(moment, sampling), sampling)
+    mine = torch.zeros(4, 10).double().scatter(1, tokens, share / share.sum(-1, keepdim=True))
+    assert torch.equal(mine > 0, theirs > 0)
+    torch.testing.assert_close(mine, theirs, rtol=0.0, atol=1e-6)
+
+    shut = torch.rand(4, 10, generator=generator) < 0.4
+    shut[:, 0] = False
+    closed = logits.masked_fill(shut, -math.inf)
+    moment = Moment(closed.log_softmax(-1), logits, torch.arange(4), held[:, read:], held[:, :read])
+    share, tokens = candidates(penalised(moment, sampling), sampling)
+    assert not bool((shut.gather(1, tokens) & (share > 0)).any())
+    mine = torch.zeros(4, 10).double().scatter(1, tokens, share / share.sum(-1, keepdim=True))
+    torch.testing.assert_close(mine, left_by_transformers(closed, held, held[:, read:], sampling), rtol=0.0, atol=1e-6)
 
 
 def test_the_definitions_by_hand() -> None:
@@ -74,6 +117,79 @@ def test_the_definitions_by_hand() -> None:
     assert kept(min_p=1.0) == [1]
     assert kept(top_k=3, top_p=0.78) == [1, 2, 3]  # of what top_k left, 0.4 and 0.3 are 0.777…
     assert kept(top_k=3, top_p=0.77) == [1, 2]
+    # The entropy is 1.28; −log p is 2.30, 0.92, 1.20 and 1.61: the order is 2, 3, 1, 0.
+    assert kept(typical_p=0.29) == [2]
+    assert kept(typical_p=0.31) == [2, 3]
+    assert kept(typical_p=0.51) == [1, 2, 3]
+    assert kept(typical_p=0.91) == [0, 1, 2, 3]
+    assert kept(min_p=1.0, typical_p=0.5) == [1]
+    twins = torch.tensor([[0.3, 0.3, 0.2, 0.2]], dtype=torch.float64).log()
+    assert shares(twins, typical_p=0.1)[0].tolist() == pytest.approx([0.5, 0.5, 0.0, 0.0])  # equals stay together
+
+
+def test_penalties_by_hand() -> None:
+    logits = torch.tensor([[2.0, -1.0, 0.5, 3.0]])
+    read, said = torch.tensor([[0, 0]]), torch.tensor([[1, 3, 3]])
+    moment = Moment(logits.log_softmax(-1), logits, torch.arange(1), said, read)
+
+    def scores(**options: Any) -> list[float]:
+        return penalised(moment, SamplingOptions(**options))[0].tolist()
+
+    assert penalised(moment, SamplingOptions(temperature=0.5, top_k=2)) is moment.log_probs
+    assert scores(repetition_penalty=2.0) == [1.0, -2.0, 0.5, 1.5]
+    assert scores(frequency_penalty=0.5) == [2.0, -1.5, 0.5, 2.0]
+    assert scores(repetition_penalty=2.0, frequency_penalty=-1.0) == [1.0, -1.0, 0.5, 3.5]
+    assert moment.logits[0].tolist() == [2.0, -1.0, 0.5, 3.0]
+
+
+SAMPLERS: list[dict[str, Any]] = [
+    {},
+    {"temperature": 0.6},
+    {"temperature": 1.7},
+    {"top_k": 4},
+    {"top_p": 0.7},
+    {"min_p": 0.4},
+    {"typical_p": 0.6},
+    {"repetition_penalty": 1.8},
+    {"frequency_penalty": 0.9},
+    {"repetition_penalty": 1.4, "frequency_penalty": 0.5, "temperature": 1.5, "top_k": 8, "top_p": 0.95, "min_p": 0.02},
+    {"repetition_penalty": 0.8, "temperature": 0.9, "top_p": 0.95, "typical_p": 0.9},
+]
+
+
+@pytest.mark.parametrize("options", SAMPLERS, ids=str)
+def test_a_language_model_s_samples_follow_what_transformers_would_draw_from(options: dict[str, Any]) -> None:
+    """Pearson's χ² of some thousand tokens drawn after a prompt and a beginning, at the level of 1 in 10,000."""
+    count, vocab, prompt, said = 4000, 12, [3, 9, 9, 4], [5, 2, 5]
+    torch.manual_seed(4)
+    model = GPT(GPTConfig(dim=8, num_heads=2, num_layers=1, max_len=16, dropout=0.0), vocab)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.25 * torch.randn_like(parameter)
+        model.specials = Specials(pad=-1, bos=11, eos=11, never=())
+        held = torch.tensor([[*prompt, *said]])
+        logits = model.eval().logits(model(held))[:, -1].double()
+    sampling = SamplingOptions(samples=count, seed=2, **options)
+    expected = left_by_transformers(logits, held, torch.tensor([said]), sampling)[0]
+    rules = SearchOptions(max_ratio=0.0, max_extra=len(said) + 1)
+    # A second prompt of another length stands beside it.
+    (found, _) = sample(model, torch.tensor([prompt, [1, 2, -1, -1]]), sampling, rules, [said, []])
+    drawn = torch.tensor([(*h.tokens, 11)[len(said)] for h in found])
+    counts = torch.bincount(drawn, minlength=vocab)
+    assert int(counts[expected == 0].sum()) == 0
+    assert int((expected > 0).sum()) > 1
+
+    def probability(expected: Tensor) -> float:
+        often = expected * count >= 5
+        cells = torch.cat([counts[often], counts[~often].sum()[None]]).double()
+        wanted = torch.cat([expected[often], expected[~often].sum()[None]]) * count
+        real = wanted > 0
+        chi = ((cells - wanted).square() / wanted)[real].sum()
+        return float(torch.special.gammaincc((real.sum() - 1) / 2, chi / 2))
+
+    assert probability(expected) > 1e-4
+    plain = logits.softmax(-1)[0]
+    assert not options or probability(plain) < 1e-4, "the test must see whether the sampler did anything"
 
 
 def test_equal_tokens_are_kept_by_their_number() -> None:
@@ -221,6 +337,11 @@ def test_rules_hold_for_samples() -> None:
         {"top_p": 0.0},
         {"top_p": 1.1},
         {"min_p": -0.1},
+        {"typical_p": 0.0},
+        {"typical_p": 1.1},
+        {"repetition_penalty": 0.0},
+        {"repetition_penalty": math.inf},
+        {"frequency_penalty": math.nan},
         {"samples": 0},
     ],
 )

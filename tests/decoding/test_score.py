@@ -59,5 +59,5 @@ def test_targets_that_do_not_fit_are_named() -> None:
         score(TableModel(), batch([[4]]), [])
     with pytest.raises(ValueError, match="not 2"):
         score(TableModel(), batch([[4]]), [[4, EOS]])
-    with pytest.raises(ValueError, match="BOS and up to 3 tokens, but a target has 4"):
+    with pytest.raises(ValueError, match="room for 3 tokens, but a target has 4"):
         score(TableModel(max_len=4), batch([[4]]), [[4] * 4])

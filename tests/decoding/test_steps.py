@@ -79,23 +79,23 @@ def test_logits_that_are_no_numbers_are_an_error() -> None:
 
 
 def test_lists_are_padded() -> None:
-    assert padded([[4], [], [5, 6]], torch.device("cpu")).tolist() == [[4, PAD], [PAD, PAD], [5, 6]]
-    assert padded([], torch.device("cpu")).shape == (0, 0)
-    assert padded([[], []], torch.device("cpu")).shape == (2, 0)
+    assert padded([[4], [], [5, 6]], torch.device("cpu"), -1).tolist() == [[4, -1], [-1, -1], [5, 6]]
+    assert padded([], torch.device("cpu"), PAD).shape == (0, 0)
+    assert padded([[], []], torch.device("cpu"), PAD).shape == (2, 0)
 
 
 @pytest.mark.parametrize("token", [PAD, BOS, EOS, -1])
 def test_targets_hold_words_only(token: int) -> None:
     with pytest.raises(ValueError, match=f"a target must hold tokens other than PAD, BOS and EOS, not {token}"):
-        check_targets("target", [[4, token]], batch([[4]]), None)
+        check_targets(TableModel(), batch([[4]]), [[4, token]])
 
 
 def test_targets_fit_the_sources_and_the_model() -> None:
     with pytest.raises(ValueError, match="a prefix for each of 1 sources, not 2"):
-        check_targets("prefix", [[4], [4]], batch([[4]]), None)
-    check_targets("prefix", [[4, 4]], batch([[4]]), 3)
-    with pytest.raises(ValueError, match="BOS and up to 2 tokens, but a prefix has 3"):
-        check_targets("prefix", [[4, 4, 4]], batch([[4]]), 3)
+        check_targets(TableModel(), batch([[4]]), [[4], [4]], "prefix")
+    check_targets(TableModel(max_len=3), batch([[4]]), [[4, 4]])
+    with pytest.raises(ValueError, match="room for 2 tokens, but a prefix has 3"):
+        check_targets(TableModel(max_len=3), batch([[4]]), [[4, 4, 4]], "prefix")
 
 
 @pytest.mark.parametrize("vocab_size", [7, 33, 10_007])

@@ -8,7 +8,6 @@ from math import exp
 
 from torch import Tensor
 
-from weft.config import EOS
 from weft.decoding.beam import beam
 from weft.decoding.options import Hypothesis, SearchOptions
 from weft.decoding.rules import Rules
@@ -45,7 +44,7 @@ def alternatives(
 
     Args:
         model: any that fulfils the contract.
-        source: [1, N] tokens and EOS.
+        source: [1, N] tokens and EOS, or a prompt.
         tokens: the target, without BOS and EOS.
         position: of the token in question; ``len(tokens)`` for the one after the last.
         k: how many; there are fewer if the rules leave fewer.
@@ -62,7 +61,7 @@ def alternatives(
         raise ValueError(f"k must be ≥ 1, not {k}")
     before = list(tokens[:position])
     inputs = teacher_inputs(model, source, [before])
-    rules = Rules(source, options, [before], model.max_len)
+    rules, eos = Rules(model, source, options, [before]), model.specials.eos
     with searching(model, options.exact):
         hidden, _ = model.step(inputs, begin(model, source))
         found = predict(model, hidden[:, -1])
@@ -71,9 +70,9 @@ def alternatives(
     pairs = [(t, exp(b)) for t, b in zip(chosen[0].tolist(), best[0].tolist(), strict=True) if b > float("-inf")]
     if not complete:
         return [Alternative(*pair) for pair in pairs]
-    onward = [token for token, _ in pairs if token != EOS]
+    onward = [token for token, _ in pairs if token != eos]
     searched = beam(model, source.expand(len(onward), -1), options, [[*before, token] for token in onward])
     completions = {token: hypotheses[0] for token, hypotheses in zip(onward, searched, strict=True)}
     if len(onward) < len(pairs):
-        completions[EOS] = score(model, source, [before], options)[0]
+        completions[eos] = score(model, source, [before], options)[0]
     return [Alternative(*pair, completions[pair[0]]) for pair in pairs]

@@ -8,10 +8,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from weft.config import BOS, EOS, PAD
 from weft.decoding.align import observed_step
 from weft.decoding.options import Hypothesis, SearchOptions
-from weft.decoding.rules import Rules
+from weft.decoding.rules import Rules, words_of
 from weft.decoding.steps import begin, choose, predict, searching, top
 from weft.models.contract import Seq2Seq
 
@@ -38,7 +37,7 @@ def beam(
 
     Args:
         model: any that fulfils the contract.
-        source: [B, N] tokens and EOS, padded with PAD.
+        source: [B, N] tokens and EOS, or prompts, padded with PAD.
         options: the defaults if None.
         prefix: the tokens that each target must begin with.
 
@@ -50,10 +49,10 @@ def beam(
             does not attend to the source.
     """
     options = SearchOptions() if options is None else options
-    rules = Rules(source, options, prefix, model.max_len)
-    beams = _Beams(source, options, rules.limits)
+    rules = Rules(model, source, options, prefix)
     if not len(source):
-        return beams.kept
+        return []
+    beams = _Beams(model, source, options, rules.limits)
     with searching(model, options.exact):
         state = begin(model, source)
         while len(beams.total):
@@ -88,25 +87,21 @@ class _Beams:
     R rows, S sources not done, K = beam. Row r is number ``slot[r]`` of the live ones of source ``numbers[owner[r]]``.
     """
 
-    def __init__(self, source: Tensor, options: SearchOptions, limits: Tensor) -> None:
+    def __init__(self, model: Seq2Seq, source: Tensor, options: SearchOptions, limits: Tensor) -> None:
         count = len(source)
-        self.options = options
+        self.options, self.eos = options, model.specials.eos
         self.kept: list[list[Hypothesis]] = [[] for _ in range(count)]  # of every source, best first
         self.numbers = torch.arange(count, device=source.device)  # [S]
         self.limits = limits  # [S]
-        self.words = (source != PAD) & (source != EOS)  # [S, N]
+        self.words = words_of(model, source)  # [S, N]
         self.completed = torch.zeros_like(self.numbers)  # [S] how many were finished
         self.owner = self.numbers  # [R]
         self.slot = torch.zeros_like(self.numbers)  # [R]
+        self.last = model.first(source)  # [R] what the next step consumes
         self.tokens = source.new_zeros(count, 0)  # [R, T]
         self.gained = source.new_zeros(count, 0, dtype=torch.float32)  # [R, T] log p of each token
         self.total = source.new_zeros(count, dtype=torch.float64)  # [R] and their sum
         self.coverage = source.new_zeros(source.shape, dtype=torch.float32)  # [R, N] attention so far
-
-    @property
-    def last(self) -> Tensor:
-        """[R] the newest token of each row."""
-        return self.tokens[:, -1] if self.tokens.shape[1] else torch.full_like(self.owner, BOS)
 
     def extend(self, log_probs: Tensor, weights: Tensor | None) -> Tensor:
         """Go on by one token.
@@ -128,7 +123,7 @@ class _Beams:
         parent = row.gather(1, place // gain.shape[1])
         token, gain = (part[parent, place % gain.shape[1]] for part in (token, gain))
 
-        ends = (token == EOS) & (total > _NEVER)
+        ends = (token == self.eos) & (total > _NEVER)
         goes = ~ends & (total > _NEVER)
         ends[:, width:] = False
         slot = goes.cumsum(1) - 1
@@ -147,7 +142,8 @@ class _Beams:
         s, c = (goes & ~done[:, None]).nonzero(as_tuple=True)
         parents = parent[s, c]
         self.owner, self.slot = ((~done).cumsum(0) - 1)[s], slot[s, c]
-        self.tokens = torch.cat([self.tokens[parents], token[s, c, None]], 1)
+        self.last = token[s, c]
+        self.tokens = torch.cat([self.tokens[parents], self.last[:, None]], 1)
         self.gained = torch.cat([self.gained[parents], gain[s, c, None]], 1)
         self.total, self.coverage = total[s, c], covered[parents]
         left = ~done

@@ -3,17 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from weft.config import BOS, EOS
 from weft.decoding.options import Hypothesis, SearchOptions
 from weft.decoding.rules import Rules
-from weft.decoding.steps import begin, choose, predict, searching
+from weft.decoding.steps import begin, choose, normalised, searching
 from weft.models.contract import Seq2Seq
 
-Pick = Callable[[Tensor, Tensor, int], Tensor]
+
+@dataclass(frozen=True, eq=False)
+class Moment:
+    """R paths that go on, each before its next token. Path r is copy r mod copies of source r // copies.
+
+    Attributes:
+        log_probs: [R, V] of the next token; −∞ for what the rules forbid.
+        logits: [R, V] what the model gave, with nothing forbidden.
+        rows: [R] the numbers of the paths.
+        tokens: [R, T] the targets so far.
+        read: [R, P] what the decoder consumed before the target: a prompt, or BOS alone. Shorter ones are filled up
+            with a token that they hold.
+    """
+
+    log_probs: Tensor
+    logits: Tensor
+    rows: Tensor
+    tokens: Tensor
+    read: Tensor
+
+
+Pick = Callable[[Moment], Tensor]
+Watch = Callable[[Tensor, Tensor], Tensor | None]
 
 
 def greedy(
@@ -21,14 +43,16 @@ def greedy(
     source: Tensor,
     options: SearchOptions | None = None,
     prefix: Sequence[Sequence[int]] | None = None,
+    watch: Watch | None = None,
 ) -> list[list[Hypothesis]]:
     """The most probable token at each step, of equals the one with the lowest number: a beam of one, done faster.
 
     Args:
         model: any that fulfils the contract.
-        source: [B, N] tokens and EOS, padded with PAD.
+        source: [B, N] tokens and EOS, or prompts, padded with PAD.
         options: the rules of lengths and tokens; the defaults if None. ``beam`` and ``n_best`` count as 1.
         prefix: the tokens that each target must begin with.
+        watch: sees the paths grow, and may end them; see ``follow``.
 
     Returns:
         A list of one hypothesis for each source.
@@ -36,7 +60,7 @@ def greedy(
     Raises:
         ValueError: if the source or the prefixes are not as described.
     """
-    return follow(model, source, lambda log_probs, rows, position: log_probs.argmax(-1), options, prefix)
+    return follow(model, source, lambda moment: moment.log_probs.argmax(-1), options, prefix, watch=watch)
 
 
 def follow(
@@ -46,37 +70,55 @@ def follow(
     options: SearchOptions | None = None,
     prefix: Sequence[Sequence[int]] | None = None,
     copies: int = 1,
+    watch: Watch | None = None,
 ) -> list[list[Hypothesis]]:
     """Follow ``copies`` paths for each source of [B, N], one token after the other, to EOS or the greatest length.
 
-    ``pick(log_probs [R, V], rows [R], position)`` says the next token [R] of each path that still goes on; row r is
-    copy r mod copies of source r // copies. What the rules forbid has log-probability −∞; a path to which they leave
-    no token ends.
+    ``pick(moment)`` says the next token [R] of each path that still goes on. A path to which the rules leave no token
+    ends.
+
+    ``watch(rows [R], tokens [R, T])`` is called after each token with the paths that go on and their targets so far,
+    the newest token included. It may say [R] which of them end here: they count as finished, though EOS has not come
+    and is not in their log-probabilities.
     """
     options = SearchOptions() if options is None else options
-    rules = Rules(source, options, prefix, model.max_len)
+    rules = Rules(model, source, options, prefix)
+    if not len(source):
+        return []
     found: dict[int, Hypothesis] = {}
     rows = torch.arange(len(source) * copies, device=source.device)  # the paths that go on
     tokens, gained = source.new_zeros(len(rows), 0), source.new_zeros(len(rows), 0, dtype=torch.float32)
-    last = torch.full_like(rows, BOS)
-    if not len(source):
-        return []
+    first = model.first(source)
+    last = first[rows // copies]
     with searching(model, options.exact):
-        state = choose(begin(model, source), rows // copies)
+        state = begin(model, source)
+        order = torch.arange(source.shape[1], device=source.device)
+        read = source.where(order < state.lengths[:, None], first[:, None])  # [B, N]
+        state = choose(state, rows // copies)
         while len(rows):
-            position = tokens.shape[1]
+            sources = rows // copies
             hidden, state = model.step(last[:, None], state)
-            log_probs = predict(model, hidden[:, -1])
-            rules.close(log_probs, tokens, rows // copies)
-            last = pick(log_probs, rows, position)
+            logits = model.logits(hidden[:, -1])
+            log_probs = normalised(logits)
+            rules.close(log_probs, tokens, sources)
+            last = pick(Moment(log_probs, logits, rows, tokens, read[sources]))
             gain = log_probs.gather(1, last[:, None])
-            ended = (last == EOS) & (gain[:, 0] > float("-inf"))
-            going = ~ended & (log_probs.amax(1) > float("-inf")) & (position < rules.limits[rows // copies])
+            ended = (last == rules.eos) & (gain[:, 0] > float("-inf"))
+            going = ~ended & (log_probs.amax(1) > float("-inf")) & (tokens.shape[1] < rules.limits[sources])
+            tokens, gained = torch.cat([tokens, last[:, None]], 1), torch.cat([gained, gain], 1)
+            stopped = torch.zeros_like(going)
+            if watch is not None and bool(going.any()):
+                told = watch(rows[going], tokens[going])
+                if told is not None:
+                    stopped[going] = told
+            going &= ~stopped
+            finished = ended | stopped
             for i in (~going).nonzero()[:, 0].tolist():
-                parts = [*gained[i].tolist(), *(gain[i].tolist() if ended[i] else [])]
-                found[int(rows[i])] = options.hypothesis(tokens[i].tolist(), parts, bool(ended[i]))
-            tokens, gained = torch.cat([tokens, last[:, None]], 1)[going], torch.cat([gained, gain], 1)[going]
-            rows, last = rows[going], last[going]
+                said, parts = tokens[i].tolist(), gained[i].tolist()
+                found[int(rows[i])] = options.hypothesis(
+                    said if stopped[i] else said[:-1], parts if finished[i] else parts[:-1], bool(finished[i])
+                )
+            rows, tokens, gained, last = rows[going], tokens[going], gained[going], last[going]
             if len(rows):
                 state = choose(state, going.nonzero()[:, 0])
     return [[found[row * copies + copy] for copy in range(copies)] for row in range(len(source))]

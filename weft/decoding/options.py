@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Self, overload
 
 from torch import Tensor
 
-from weft.config import EOS, DecodingConfig
+from weft.config import DecodingConfig
 
 
 @dataclass(frozen=True)
@@ -21,8 +21,9 @@ class Hypothesis:
         score: what hypotheses of one source are ranked by; see ``SearchOptions``.
         log_prob: log p(target | source), the sum of ``token_log_probs``. What a search left out of consideration
             (suppressed tokens, the tail of a nucleus) does not change it.
-        token_log_probs: of each token, and of EOS if finished.
-        finished: whether EOS came. If not, the target was cut off at its greatest length.
+        token_log_probs: of each token, and of EOS if it came.
+        finished: whether it came to its end: EOS, or what a caller watched for. If not, the target was cut off at its
+            greatest length.
     """
 
     tokens: tuple[int, ...]
@@ -36,6 +37,8 @@ class Hypothesis:
 class SearchOptions:
     """How a target is searched for. The first eight are those of ``weft.config.DecodingConfig``.
 
+    What is said of a source holds for the prompt of a language model.
+
     Attributes:
         beam: hypotheses that a source keeps at each step.
         length_penalty: α of score = log p / length^α, EOS counted in the length.
@@ -48,7 +51,7 @@ class SearchOptions:
             depend on it by some 1e-6: two hypotheses that are all but equally probable may change places.
         n_best: how many hypotheses are wanted, at most ``beam``.
         min_len: EOS may come after so many tokens.
-        suppress: tokens that are never chosen, besides PAD and BOS.
+        suppress: tokens that are never chosen, besides those that the model's specials name.
     """
 
     beam: int = 5
@@ -75,8 +78,8 @@ class SearchOptions:
             raise ValueError(f"length_penalty must be a number, not {self.length_penalty}")
         if self.n_best > self.beam:
             raise ValueError(f"a beam of {self.beam} gives at most {self.beam} hypotheses, not {self.n_best}")
-        if EOS in self.suppress or any(token < 0 for token in self.suppress):
-            raise ValueError(f"suppress must be token numbers other than EOS ({EOS}), not {self.suppress}")
+        if any(token < 0 for token in self.suppress):
+            raise ValueError(f"suppress must be token numbers, not {self.suppress}")
 
     @classmethod
     def of(cls, config: DecodingConfig, **changes: Any) -> Self:
@@ -85,7 +88,8 @@ class SearchOptions:
         Raises:
             ValueError: if a value is out of range.
         """
-        return cls(**{**config.model_dump(exclude={"replace_unknown"}), **changes})
+        own = {field.name for field in fields(cls)}
+        return cls(**{**config.model_dump(include=own), **changes})
 
     @overload
     def rank(self, log_prob: float, length: int) -> float: ...

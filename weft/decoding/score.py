@@ -7,10 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from weft.config import BOS, EOS
 from weft.decoding.options import Hypothesis, SearchOptions
-from weft.decoding.steps import begin, check_targets, padded, predict, searching
-from weft.models.contract import Seq2Seq
+from weft.decoding.steps import begin, check_targets, choose, padded, predict, searching
+from weft.models.contract import Seq2Seq, State
 
 _ROWS = 256  # positions whose logits exist at a time
 
@@ -26,7 +25,7 @@ def score(
 
     Args:
         model: any that fulfils the contract.
-        source: [B, N] tokens and EOS, padded with PAD.
+        source: [B, N] tokens and EOS, or prompts, padded with PAD.
         targets: the tokens of each target, without BOS and EOS.
         options: ``length_penalty`` and ``exact`` of it are used; the defaults if None.
         finished: whether each target ends with EOS, which then counts; else it is taken as the beginning of a target.
@@ -41,11 +40,12 @@ def score(
     inputs = teacher_inputs(model, source, targets)
     if not targets:
         return []
-    wanted = padded([[*target, EOS] for target in targets], source.device)  # [B, T + 1], as the inputs
+    eos = model.specials.eos
+    wanted = padded([[*target, eos] for target in targets], source.device, eos)  # [B, T + 1], as the inputs
     counts = torch.tensor([len(target) + finished for target in targets], device=source.device)
     real = torch.arange(wanted.shape[1], device=source.device) < counts[:, None]
     with searching(model, options.exact):
-        hidden, _ = model.step(inputs, begin(model, source))
+        hidden = _read(model, inputs, begin(model, source), model.room(source))
         parts = [
             predict(model, h).gather(1, w[:, None])[:, 0]
             for h, w in zip(hidden[real].split(_ROWS), wanted[real].split(_ROWS), strict=True)
@@ -55,10 +55,26 @@ def score(
 
 
 def teacher_inputs(model: Seq2Seq, source: Tensor, targets: Sequence[Sequence[int]]) -> Tensor:
-    """What a decoder reads to say the targets: [B, T + 1] BOS, tokens, PAD.
+    """What a decoder reads to say the targets: [B, T + 1] its first token, the target's; behind its end anything.
 
     Raises:
         ValueError: if the targets are not one a source, hold PAD, BOS or EOS, or are longer than the model can take.
     """
-    check_targets("target", targets, source, model.max_len)
-    return padded([[BOS, *target] for target in targets], source.device)
+    check_targets(model, source, targets)
+    words = padded(targets, source.device, model.specials.eos)
+    return torch.cat([model.first(source)[:, None], words], 1) if targets else words
+
+
+def _read(model: Seq2Seq, inputs: Tensor, state: State, room: Tensor | None) -> Tensor:
+    """hidden [B, T, D] after each token of inputs [B, T]; zeros where a row has no room left behind its first token.
+
+    One step, unless rows with long prompts have no room for the targets of others: then these go on without them.
+    """
+    longest = inputs.shape[1]
+    end = longest if room is None else min(longest, int(room.min()) + 1)
+    hidden, state = model.step(inputs[:, :end], state)
+    if room is None or end == longest:
+        return hidden
+    going = (room >= end).nonzero()[:, 0]
+    rest = _read(model, inputs[going, end:], choose(state, going), room[going] - end)
+    return torch.cat([hidden, hidden.new_zeros(len(inputs), *rest.shape[1:]).index_copy(0, going, rest)], 1)

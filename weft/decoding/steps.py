@@ -9,7 +9,6 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from weft.config import BOS, EOS, PAD
 from weft.kernels.steady import steady
 from weft.models.contract import Seq2Seq, State
 
@@ -39,8 +38,9 @@ def begin(model: Seq2Seq, source: Tensor) -> State:
         ValueError: if the source is no [B, N] of token numbers, or longer than the model can take.
     """
     check_source(source)
-    if model.max_len is not None and source.shape[1] > model.max_len:
-        raise ValueError(f"the model takes sources of at most {model.max_len} tokens, not {source.shape[1]}")
+    longest = int((source != model.specials.pad).sum(1).max()) if len(source) else 0
+    if model.max_len is not None and longest > model.max_len:
+        raise ValueError(f"the model takes sources of at most {model.max_len} tokens, not {longest}")
     return model.start(source)
 
 
@@ -50,22 +50,24 @@ def check_source(source: Tensor) -> None:
         raise ValueError(f"a source must be [B, N] of int64, not {list(source.shape)} of {source.dtype}")
 
 
-def check_targets(what: str, targets: Sequence[Sequence[int]], source: Tensor, max_len: int | None) -> None:
+def check_targets(model: Seq2Seq, source: Tensor, targets: Sequence[Sequence[int]], what: str = "target") -> None:
     """Raise ValueError unless each source has its tokens, no PAD, BOS and EOS among them, that the model can read."""
     if len(targets) != len(source):
         raise ValueError(f"expected a {what} for each of {len(source)} sources, not {len(targets)}")
-    for target in targets:
-        special = [token for token in target if token in (PAD, BOS, EOS) or token < 0]
+    rooms = model.room(source) if any(targets) else None
+    pad, bos, eos, _ = model.specials
+    for number, target in enumerate(targets):
+        special = [token for token in target if token in (pad, bos, eos) or token < 0]
         if special:
             raise ValueError(f"a {what} must hold tokens other than PAD, BOS and EOS, not {special[0]}")
-        if max_len is not None and len(target) >= max_len:
-            raise ValueError(f"the model reads BOS and up to {max_len - 1} tokens, but a {what} has {len(target)}")
+        if rooms is not None and len(target) > int(rooms[number]):
+            raise ValueError(f"the model has room for {int(rooms[number])} tokens, but a {what} has {len(target)}")
 
 
-def padded(rows: Sequence[Sequence[int]], device: torch.device) -> Tensor:
-    """Lists of tokens as [B, longest], padded with PAD."""
+def padded(rows: Sequence[Sequence[int]], device: torch.device, fill: int) -> Tensor:
+    """Lists of tokens as [B, longest], filled up at the right."""
     longest = max(map(len, rows), default=0)
-    full = [[*row, *[PAD] * (longest - len(row))] for row in rows]
+    full = [[*row, *[fill] * (longest - len(row))] for row in rows]
     return torch.tensor(full, dtype=torch.int64, device=device).view(len(rows), longest)
 
 
@@ -75,7 +77,16 @@ def predict(model: Seq2Seq, hidden: Tensor) -> Tensor:
     Raises:
         ValueError: if the model's logits are no numbers.
     """
-    log_probs = model.logits(hidden).log_softmax(-1)
+    return normalised(model.logits(hidden))
+
+
+def normalised(logits: Tensor) -> Tensor:
+    """The log-probabilities of logits [R, V].
+
+    Raises:
+        ValueError: if the logits are no numbers.
+    """
+    log_probs = logits.log_softmax(-1)
     if bool(log_probs[:, :1].isnan().any()):  # one NaN or infinity makes its whole row NaN
         raise ValueError("the model's logits are not finite numbers: its parameters may be damaged")
     return log_probs
