@@ -52,6 +52,46 @@ def test_patterns_choose_and_a_wrong_one_is_named() -> None:
         pass
 
 
+def test_what_is_added_is_told_to_those_who_ask() -> None:
+    model, x = Twice(), torch.randn(1, 3, 8)
+    both = ("weights", "added")
+    with (
+        weft.record(model) as usual,
+        weft.record(model, kinds="added") as added,
+        weft.record(model, kinds=both) as all_,
+    ):
+        model(x)
+    assert [entry.name for entry in usual] == ["shared", "shared", "block.attention"]
+    assert [(entry.name, entry.call) for entry in added] == [
+        ("shared.output", 0),
+        ("shared.output", 1),
+        ("block.attention.output", 0),
+        ("block.around_attention", 0),
+        ("block.around_feed_forward", 0),
+    ]
+    assert {entry.kind for entry in added} == {"added"}
+    assert len(all_) == len(usual) + len(added)
+    assert all_["block.around_attention"]["added"] is added["block.around_attention"]["added"]  # made once
+    assert torch.equal(all_["block.attention"].weights, usual["block.attention"].weights)
+    with (
+        pytest.raises(ValueError, match=r"among weights, gates, added, not 'add'; did you mean 'added'\?"),
+        weft.record(model, kinds="add"),
+    ):
+        pass
+
+
+def test_what_was_added_stays_when_the_model_learns() -> None:
+    model, x = Twice(), torch.randn(1, 3, 8)
+    with weft.record(model, kinds="added") as seen:
+        model(x)
+    kept = [value.clone() for entry in seen for value in entry.values.values()]
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 1.0
+    found = [value for entry in seen for value in entry.values.values()]
+    assert all(torch.equal(a, b) for a, b in zip(kept, found, strict=True))
+
+
 def test_what_was_not_seen_is_named() -> None:
     model = Twice()
     with weft.record(model) as seen:

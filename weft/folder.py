@@ -26,12 +26,11 @@ import safetensors
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from weft import __version__
 from weft.config import Recipe, nearest
 from weft.data.tokenizers import JOINT, SIDES, Tokenizer, TokenizerPair
-from weft.models import build
+from weft.models import outline
 
 FORMAT = 1
 WEIGHTS, CONFIG, CARD = "model.safetensors", "config.json", "README.md"
@@ -86,6 +85,17 @@ def is_model(folder: Path) -> bool:
     except (OSError, ValueError):
         return False
     return True
+
+
+def recipe(path_or_name: str | os.PathLike[str]) -> Recipe:
+    """The recipe of a model folder.
+
+    Raises:
+        OSError: if there is no such folder.
+        ValueError: if the configuration is damaged.
+    """
+    folder = resolve(path_or_name)
+    return _recipe(folder, _config(folder))
 
 
 def read(path_or_name: str | os.PathLike[str]) -> Parts:
@@ -176,13 +186,16 @@ def card(
         command: what made it, as one types it.
         licence: of the data, and so of what may be done with the model.
     """
-    data = recipe.data
-    way = f"from {data.source} to {data.target}" if data.source and data.target else "text"
+    data, model = recipe.data, recipe.model
+    if model.family == "gpt":
+        does = f"Goes on with a text, of which it sees the last {model.max_len:,} tokens"
+    else:
+        does = f"Translates from {data.source} to {data.target}" if data.source and data.target else "Translates text"
     corpus = data.train if isinstance(data.train, str) else ", ".join(data.train)
     size = f"{parameters / 1e6:.1f} M" if parameters >= 100_000 else f"{parameters:,}"
     parts = [
-        f"# {recipe.name or 'A translation model'}",
-        f"Translates {way}. Family: {recipe.model.family}, {size} parameters. Made with weft {__version__}.",
+        f"# {recipe.name or f'A {recipe.task} model'}",
+        f"{does}. Family: {model.family}, {size} parameters. Made with weft {__version__}.",
         *([recipe.note] if recipe.note else []),
         f"## Data\n\n{corpus or 'Not named.'}" + (f"\n\nLicence: {licence}" if licence else ""),
     ]
@@ -208,8 +221,7 @@ def _unfilled(path: Path, recipe: Recipe, tokenizers: TokenizerPair, found: Head
     layers = max((value for key, value in recipe.model if key.endswith("_layers")), default=0)
     if layers > len(found):  # or else a forged number would keep us building
         raise ValueError(f"{path} has {len(found)} tensors, too few for the {layers} layers of {CONFIG}")
-    with torch.device("meta"), _Undrawn():
-        model = build(recipe.model, tokenizers.source.vocab_size, tokenizers.target.vocab_size)
+    model = outline(recipe.model, tokenizers.source.vocab_size, tokenizers.target.vocab_size)
     expected = model.state_dict()
     for name, tensor in expected.items():
         if name not in found:
@@ -223,21 +235,6 @@ def _unfilled(path: Path, recipe: Recipe, tokenizers: TokenizerPair, found: Head
         if name not in expected:
             raise ValueError(f"{path} has a tensor {name!r} that the model has not{nearest(name, expected)}")
     return model
-
-
-class _Undrawn(TorchFunctionMode):
-    """Inside, no tensor is filled with random numbers: they would be overwritten.
-
-    Also, the first ``normal_`` of a tensor without memory has torch import its compiler, which takes seconds.
-    """
-
-    def __torch_function__(
-        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if getattr(function, "__name__", "") in ("normal_", "uniform_"):  # torch.nn.init's and the tensors' own
-            return kwargs["tensor"] if "tensor" in kwargs else args[0]
-        return function(*args, **kwargs)
 
 
 def _config(folder: Path) -> dict[str, Any]:

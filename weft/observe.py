@@ -7,6 +7,14 @@ there is to see. With nobody listening that is one lookup. ``record`` is the lis
         model(x)
     seen["encoder.0.attention"].weights  # [batch, head, query, key]
 
+A module speaks of one kind of thing. Attention weights and gates are told to every record; what is ``"added"`` to the
+residual stream only to one that asks for it, since that is much::
+
+    with weft.record(model, kinds="added") as seen:
+        model(x)
+    seen["encoder.0.around_attention"]["added"]  # [batch, position, dim]
+    seen["encoder.0.attention.output"]["heads"]  # [batch, head, position, dim]: which head added what
+
 The tap lives in a ContextVar: no flag in a config, no field left on a module, and two threads
 record apart. ``make`` runs without gradients and must draw no random numbers, so the outputs
 are bit-identical with and without a listener.
@@ -26,6 +34,8 @@ from fnmatch import fnmatchcase
 import torch
 from torch import Tensor, nn
 
+KINDS = ("weights", "gates", "added")
+
 _listeners: ContextVar[tuple[Record, ...]] = ContextVar("weft_listeners", default=())
 
 
@@ -35,7 +45,8 @@ class Seen:
 
     Attributes:
         name: the module's name in ``model.named_modules()``.
-        kind: ``"weights"`` for attention, ``"gates"`` for everything that multiplies by a learned 0…1.
+        kind: ``"weights"`` for attention, ``"gates"`` for everything that multiplies by a learned 0…1, ``"added"`` for
+            what goes into a residual stream.
         call: 0 for the module's first call under this record, 1 for its second, …
         values: the tensors by name; attention has one, ``"weights"`` [B, H, N, M].
         queries, keys: token labels, if they were given by ``Record.label``.
@@ -69,6 +80,7 @@ class Record:
 
     entries: list[Seen] = field(default_factory=list)
     _names: dict[nn.Module, str] = field(default_factory=dict, repr=False)
+    _kinds: tuple[str, ...] = field(default=KINDS, repr=False)
     _calls: Counter[str] = field(default_factory=Counter, repr=False)
 
     def calls(self, name: str) -> list[Seen]:
@@ -125,7 +137,7 @@ def see(module: nn.Module, kind: str, make: Callable[[], dict[str, Tensor]]) -> 
     """Show what ``module`` is doing to whoever listens; ``make`` is called only then."""
     if torch.compiler.is_compiling():  # while somebody listens nothing is compiled, see record
         return
-    listeners = [record for record in _listeners.get() if module in record._names]
+    listeners = [record for record in _listeners.get() if module in record._names and kind in record._kinds]
     if listeners:
         with torch.no_grad():
             values = {name: value.detach() for name, value in make().items()}
@@ -139,7 +151,9 @@ def listening() -> bool:
 
 
 @contextmanager
-def record(model: nn.Module, names: str | Iterable[str] | None = None) -> Iterator[Record]:
+def record(
+    model: nn.Module, names: str | Iterable[str] | None = None, kinds: str | Iterable[str] = ("weights", "gates")
+) -> Iterator[Record]:
     """Collect what the attentions and gates of ``model`` show while the block runs.
 
     A compiled model runs eagerly in the block, as does everything else that torch.compile made.
@@ -147,10 +161,17 @@ def record(model: nn.Module, names: str | Iterable[str] | None = None) -> Iterat
     Args:
         model: any module; entries are named as in ``model.named_modules()``.
         names: shell-style patterns of the modules to listen to (``"decoder.*"``), all if None.
+        kinds: what to listen for, of "weights", "gates" and "added".
 
     Raises:
-        ValueError: if a pattern matches no module.
+        ValueError: if a pattern matches no module, or there is no such kind.
     """
+    kinds = (kinds,) if isinstance(kinds, str) else tuple(kinds)
+    for kind in kinds:
+        if kind not in KINDS:
+            near = get_close_matches(kind, KINDS, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise ValueError(f"kinds must be among {', '.join(KINDS)}, not {kind!r}{hint}")
     modules = dict(model.named_modules())
     if names is not None:
         patterns = [names] if isinstance(names, str) else list(names)
@@ -160,7 +181,7 @@ def record(model: nn.Module, names: str | Iterable[str] | None = None) -> Iterat
                 hint = f"; did you mean {near[0]!r}?" if near else ""
                 raise ValueError(f"no module matches {pattern!r}{hint}")
         modules = {n: m for n, m in modules.items() if any(fnmatchcase(n, p) for p in patterns)}
-    seen = Record(_names={module: name.replace("_orig_mod.", "") for name, module in modules.items()})
+    seen = Record(_names={module: name.replace("_orig_mod.", "") for name, module in modules.items()}, _kinds=kinds)
     token = _listeners.set((*_listeners.get(), seen))
     # Importing the compiler takes seconds; where nobody has, nothing is compiled.
     compiled = "torch._dynamo" in sys.modules

@@ -194,6 +194,32 @@ def test_recording_is_exact_in_every_use(name: str, kind: str) -> None:
     assert (seen[""].weights - exact).abs().max() <= 1e-6
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", [*VARIANTS, "shaw"])
+def test_what_each_head_adds_sums_to_the_output(name: str, dtype: torch.dtype) -> None:
+    """By hand: the weights of a head times its values times its columns of W_O; the bias stands apart."""
+    attention = variant(name)
+    attention = attention if dtype == torch.float64 else attention.float()
+    x, mask = torch.randn(2, 5, DIM, dtype=torch.float64).to(dtype), Mask(causal=True)
+    with record(attention, kinds=("weights", "added")) as seen, torch.no_grad():
+        output = attention(x, mask=mask)
+    parts = seen["output"]["heads"]
+    assert parts.shape == (2, HEADS, 5, DIM)
+    assert parts.dtype == torch.promote_types(dtype, torch.float32)
+    assert ("bias" in seen["output"].values) == (attention.output.bias is not None)
+    whole = parts.sum(1) + (0 if attention.output.bias is None else seen["output"]["bias"])
+    exact = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 0.02}[dtype]
+    torch.testing.assert_close(whole.to(output.dtype), output, rtol=0, atol=exact)
+    if name != "shaw":  # which adds vectors of distances to the values
+        _, v = attention.keys_values(x)
+        v = v.repeat_interleave(HEADS // v.shape[1], 1).to(parts.dtype)
+        width = attention.head_dim
+        for head in range(HEADS):
+            columns = attention.output.weight[:, head * width : (head + 1) * width].to(parts.dtype)
+            by_hand = seen[""].weights[:, head].to(parts.dtype) @ v[:, head] @ columns.T
+            torch.testing.assert_close(parts[:, head], by_hand, rtol=0, atol=exact)
+
+
 def test_gradients_pass_through_steps() -> None:
     attention = layer()
     x = torch.randn(2, 5, DIM, dtype=torch.float64, requires_grad=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -57,6 +59,43 @@ def test_a_decoder_block_records_both_attentions() -> None:
         ("cross_attention", (1, 4, 3, 4)),
     ]
     assert seen["attention"].weights.triu(1).count_nonzero() == 0
+
+
+@pytest.mark.parametrize("name", [*CONFIGS, "no residual"])
+@pytest.mark.parametrize("training", [False, True])
+def test_a_block_tells_what_it_adds_to_the_stream(name: str, training: bool) -> None:
+    """Each sub-layer's part is its function's output, before dropout; the stream is what the next one gets."""
+    config = CONFIGS.get(name, BlockConfig(16, 4, 32, residual=False))
+    block = DecoderBlock(replace(config, dropout=0.3)).train(training)
+    x, memory = torch.randn(2, 5, 16), torch.randn(2, 4, 16)
+    torch.manual_seed(1)
+    alone = block(x, memory)
+    torch.manual_seed(1)
+    with record(block, kinds="added") as seen:
+        heard = block(x, memory)
+    assert torch.equal(alone, heard)
+    names = ["attention", "cross_attention", "feed_forward"]
+    around = [f"around_{part}" for part in names]
+    assert [entry.name for entry in seen] == [
+        "attention.output",
+        around[0],
+        "cross_attention.output",
+        around[1],
+        around[2],
+    ]
+    assert torch.equal(seen[around[2]]["stream"], heard)
+    assert not any(value.requires_grad for entry in seen for value in entry.values.values())
+    norms = [getattr(block, part).norm for part in around]
+    fed = seen[around[1]]["stream"]
+    by_hand = block.feed_forward(norms[2](fed) if config.norm_first else fed)
+    assert torch.equal(seen[around[2]]["added"], by_hand)
+    if not training:
+        before = x
+        for part, norm in zip(around, norms, strict=True):
+            added, stream = seen[part]["added"], seen[part]["stream"]
+            after = before + added if config.residual else added
+            assert torch.equal(stream, after if config.norm_first else norm(after))
+            before = stream
 
 
 def test_dropout_is_for_training_only() -> None:

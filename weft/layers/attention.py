@@ -184,7 +184,7 @@ class MultiHeadAttention(nn.Module):
     ) -> Tensor:
         """Attend and map back; positions [N] or [B, N] are the queries', the keys stand at 0 … M − 1.
 
-        Observers see the first ``real`` keys, or all.
+        Observers see the first ``real`` keys, or all, and at the output layer what each head adds.
         """
         p = self.dropout if self.training else 0.0
         if self.relative is not None:
@@ -202,8 +202,19 @@ class MultiHeadAttention(nn.Module):
             heads = (heads + self.relative.values(weights, positions, key_positions)).to(v.dtype)
         else:
             heads = attend(q, k, v, mask, bias, dropout=p)
+        observe.see(self.output, "added", lambda: self._added(heads))
         output: Tensor = self.output(heads.transpose(1, 2).flatten(2))
         return output
+
+    def _added(self, heads: Tensor) -> dict[str, Tensor]:
+        """What each head [B, H, N, head_dim] adds through its columns of W_O, [B, H, N, D], and the bias [D] apart.
+
+        In fp32 at least: their sum is the output but for its rounding.
+        """
+        wide = torch.promote_types(heads.dtype, torch.float32)
+        columns = self.output.weight.to(heads.dtype).to(wide).unflatten(1, (self.num_heads, self.head_dim))
+        added = {"heads": torch.einsum("bhnd,ehd->bhne", heads.to(wide), columns)}
+        return added if self.output.bias is None else {**added, "bias": self.output.bias.clone()}
 
 
 def _widened(mask: Mask, bias: Tensor | None, m: int, width: int) -> tuple[Mask, Tensor | None]:

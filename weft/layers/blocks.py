@@ -9,6 +9,7 @@ from typing import Literal
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from weft import observe
 from weft.kernels.dropout import dropout
 from weft.kernels.mask import Mask
 from weft.kernels.steady import gelu, gelu_tanh, silu
@@ -142,10 +143,15 @@ class SubLayer(nn.Module):
         self.dropout = config.dropout
 
     def forward(self, x: Tensor, f: Callable[[Tensor], Tensor]) -> Tensor:
-        """Apply f to x[B, N, D] with what belongs around it."""
-        y = f(self.norm(x) if self.norm_first else x)
-        y = dropout(y, self.dropout, self.training, onto=x if self.residual else None)
-        return y if self.norm_first else self.norm(y)
+        """Apply f to x[B, N, D] with what belongs around it.
+
+        Observers see what f added, before dropout, and the stream [B, N, D] that goes on.
+        """
+        added = f(self.norm(x) if self.norm_first else x)
+        y = dropout(added, self.dropout, self.training, onto=x if self.residual else None)
+        stream: Tensor = y if self.norm_first else self.norm(y)
+        observe.see(self, "added", lambda: {"added": added, "stream": stream})
+        return stream
 
 
 class EncoderBlock(nn.Module):

@@ -27,6 +27,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from weft import observe
 from weft.config import GPTConfig, Specials
 from weft.kernels.cross_entropy import linear_cross_entropy, linear_divergence
 from weft.kernels.dropout import dropout
@@ -198,12 +199,16 @@ class GPT(nn.Module):
 
     def _embed(self, tokens: Tensor, places: Tensor) -> Tensor:
         """The embeddings [B, N, D] of tokens that stand at these places, ready for the first block."""
-        x = F.embedding(tokens, self.embedding)
+        added = {"tokens": F.embedding(tokens, self.embedding)}
+        x = added["tokens"]
         if self.positions is not None:
-            x = x + self.positions(places)
+            added["positions"] = self.positions(places)
+            x = x + added["positions"]
         if self.precision != torch.float32:
             x = x.to(self.precision)  # else they keep the parameters' dtype, which is fp64 after .double()
-        return dropout(x, self.dropout, self.training)
+        x = dropout(x, self.dropout, self.training)
+        observe.see(self, "added", lambda: {**added, "stream": x})
+        return x
 
     def _between(self, places: Tensor, keys: Tensor, dtype: torch.dtype) -> tuple[Tensor | None, Rotation | None]:
         """The bias [B or 1, H, N, M] of queries that stand at places on keys that stand at keys, and the rotation."""
