@@ -27,12 +27,13 @@ from torch import Tensor
 from weft.config import GPTConfig
 from weft.interop.huggingface import Weights, check_tensors, implied, require
 from weft.interop.tensor_files import short
+from weft.interop.vocabularies import Vocabulary
 from weft.layers.relative import Rotary
 
 _HEADER = struct.Struct("<7i")
 _LATER = 0x616B3432  # how versions 1 and 2 begin
 _PIECE = struct.Struct("<fi")
-_BYTES = 3  # the number of the piece that stands for byte 0
+_UNK, _BOS, _EOS, _BYTES = range(4)  # the first pieces: three specials, and that of byte 0
 _EPS, _BASE = 1e-5, 10_000.0  # llama2.c knows no other
 
 
@@ -142,6 +143,12 @@ class Pieces(NamedTuple):
         found.normalizer = normalizers.Prepend(" ")
         found.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
         return found
+
+    def vocabulary(self) -> Vocabulary:
+        """The same with its specials, of which BOS opens every text."""
+        rust = self.tokenizer()
+        rust.add_special_tokens([rust.id_to_token(number) or "" for number in (_UNK, _BOS, _EOS)])
+        return Vocabulary(rust, {"unk": _UNK, "bos": _BOS, "eos": _EOS}, opening=(_BOS,))
 
 
 def read_pieces(path: str | os.PathLike[str]) -> Pieces:
