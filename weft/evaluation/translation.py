@@ -20,7 +20,7 @@ from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.significance import PairedTest
 from torch import nn
 
-from weft.api import Options, Precision, Search, Translator, load
+from weft.api import Options, Precision, Search, Translator, load_translator
 from weft.config import PAD, Recipe, nearest
 from weft.data.batching import Batch, in_order
 from weft.data.corpora import open_pairs
@@ -252,7 +252,8 @@ def evaluate_folder(
         raise FileNotFoundError(f"no folder {Path(output).parent} for {output}")
     if output is not None and Path(output).is_dir():
         raise IsADirectoryError(f"{output} is a folder: the translations are written to a file")
-    translator, other = load(model, precision), None if baseline is None else load(baseline, precision)
+    translator = load_translator(model, precision)
+    other = None if baseline is None else load_translator(baseline, precision)
     named = translator.recipe.data
     sources, targets = sentences(open_pairs(data, named.source, named.target, named.swap))
     report = evaluate(translator, sources, targets, tokenize, lowercase, **options)

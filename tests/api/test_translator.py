@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from weft import api, folder
-from weft.api import Translation, Translator
+from weft.api import Translation, Translator, search
 from weft.config import BOS, EOS, PAD, UNK, Recipe
 from weft.data.vocabulary import make_pair
 from weft.kernels import machine
@@ -404,7 +404,7 @@ def test_lines_of_a_file_go_through_as_they_are(chars: Translator) -> None:
 @given(st.lists(st.integers(1, 30), max_size=40), st.integers(0, 120))
 def test_batches_hold_every_line_once_and_keep_to_the_budget(lengths: list[int], most: int) -> None:
     wanted = [place for place, length in enumerate(lengths) if length != 7]
-    batches = list(api._batches(wanted, lengths, most))
+    batches = list(search.batches(wanted, lengths, most))
     assert sorted(place for batch in batches for place in batch) == wanted
     for batch in batches:
         assert len(batch) == 1 or len(batch) * max(lengths[place] for place in batch) <= most

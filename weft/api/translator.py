@@ -1,263 +1,44 @@
-"""What ``weft.load`` returns: a model, its tokenizers and the searches as one thing that takes text and gives text.
-
-    model = weft.load("runs/en-de")
-    found = model.translate("a man sleeps")      # or a list: then a list comes back, in the same order
-    found.text, found.score, found.attention
-
-The results are small frozen objects that show themselves in a line, and in notebooks.
-"""
+"""A translation model, its tokenizers and the searches as one thing that takes text and gives text."""
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, fields
-from functools import cached_property
-from html import escape
-from math import exp
-from typing import Any, Literal, NamedTuple, TypedDict, Unpack, cast, overload
+from dataclasses import dataclass
+from typing import Unpack, cast, overload
 
 import torch
 from torch import Tensor, nn
 
-from weft import folder
-from weft.config import EOS, PAD, UNK, Recipe, nearest
-from weft.data.tokenizers import Tokenizer, TokenizerPair
+from weft.api.results import Alignment, Candidate, Choice, Translation
+from weft.api.search import Search, SearchKeys, batches, known, make_search
+from weft.config import EOS, PAD, UNK, Recipe
+from weft.data.tokenizers import TokenizerPair
 from weft.decoding.align import align
 from weft.decoding.alternatives import alternatives
-from weft.decoding.beam import beam
-from weft.decoding.greedy import greedy
-from weft.decoding.options import Hypothesis, SearchOptions
-from weft.decoding.sampling import SamplingOptions, sample
+from weft.decoding.options import Hypothesis
 from weft.decoding.score import score
-from weft.kernels.machine import bf16_products
 from weft.models.contract import Seq2Seq
-from weft.views.matrix import Matrix
 
-Precision = Literal["auto", "fp32", "bf16"]
-
-BATCH_TOKENS = 4096  # hypotheses × longest source of a batch, padding counted
 TIMES_TRAINED = 8  # a source may have so many times the tokens that a source had in training
 WINDOW = 1024  # lines that are read before the first of them is translated
 
 
-class Options(TypedDict, total=False):
-    """What can be asked of a translation. Left out or None: as the model's recipe says.
+class Options(SearchKeys, total=False):
+    """What can be asked of a translation, besides ``SearchKeys``. Left out or None: as the model's recipe says.
 
     Attributes:
-        beam, length_penalty, coverage_penalty, patience, max_ratio, max_extra, no_repeat, replace_unknown, exact:
-            see ``weft.config.DecodingConfig``.
-        n_best: how many translations of each source; the beam is as wide at least, unless it is given.
-        sample: draw the translations at random instead of searching for the best; n_best of them, in the order drawn.
-        temperature, top_k, top_p, min_p, seed: of the draw, see ``weft.decoding.sampling.SamplingOptions``.
-        batch_tokens: a batch has hypotheses × longest source ≤ this, padding counted; more need more memory.
+        coverage_penalty, max_ratio, max_extra, replace_unknown: see ``weft.config.DecodingConfig``.
+        n_best: how many translations of each source; the beam is as wide at least, unless it is given. If they are
+            drawn, they come in the order drawn.
         to: the language, for those who want to be sure that it is the model's.
     """
 
-    beam: int | None
-    length_penalty: float | None
     coverage_penalty: float | None
-    patience: float | None
     max_ratio: float | None
     max_extra: int | None
-    no_repeat: int | None
     replace_unknown: bool | None
-    exact: bool | None
     n_best: int | None
-    sample: bool | None
-    temperature: float | None
-    top_k: int | None
-    top_p: float | None
-    min_p: float | None
-    seed: int | None
-    batch_tokens: int | None
     to: str | None
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """One translation of a source.
-
-    Attributes:
-        text: the translation.
-        score: what it was ranked by.
-        log_prob: log p(translation | source).
-        ids: the numbers of its tokens, without the end token.
-        token_log_probs: of each token, and of the end token if it came.
-        finished: whether it did; if not, the translation was cut off at its greatest length.
-    """
-
-    text: str
-    score: float
-    log_prob: float
-    ids: tuple[int, ...] = field(repr=False)
-    token_log_probs: tuple[float, ...] = field(repr=False)
-    finished: bool
-    tokenizer: Tokenizer = field(repr=False, compare=False)
-
-    @cached_property
-    def tokens(self) -> tuple[str, ...]:
-        """Its tokens as labels, without the end token."""
-        return tuple(self.tokenizer.tokens(self.ids))
-
-    @property
-    def perplexity(self) -> float:
-        """The inverse of the geometric mean of the tokens' probabilities."""
-        return exp(min(-self.log_prob / max(len(self.token_log_probs), 1), 700.0))  # e^710 is no float
-
-
-@dataclass(frozen=True)
-class Translation:
-    """A source and its translations, best first. What the best one has, the translation has too.
-
-    Attributes:
-        source: the text that was given.
-        source_ids: the numbers of its tokens, without the end token.
-        n_best: as many translations as were asked for, or could be found; at least one.
-    """
-
-    source: str
-    source_ids: tuple[int, ...]
-    n_best: tuple[Candidate, ...]
-    translator: Translator = field(repr=False, compare=False)
-
-    @property
-    def text(self) -> str:
-        """The best translation."""
-        return self.n_best[0].text
-
-    @property
-    def score(self) -> float:
-        """What it was ranked by."""
-        return self.n_best[0].score
-
-    @property
-    def log_prob(self) -> float:
-        """log p(translation | source)."""
-        return self.n_best[0].log_prob
-
-    @property
-    def tokens(self) -> tuple[str, ...]:
-        """Its tokens as labels, without the end token."""
-        return self.n_best[0].tokens
-
-    @cached_property
-    def source_tokens(self) -> tuple[str, ...]:
-        """The source's tokens as labels, without the end token."""
-        return tuple(self.translator.tokenizers.source.tokens(self.source_ids))
-
-    @cached_property
-    def attention(self) -> Alignment:
-        """Where the model looked while it said the best translation; computed when first asked for."""
-        return self.translator.align(self.source, self.n_best[0].ids)
-
-    def json(self) -> str:
-        """Text, score and the n-best list as a line of JSON."""
-        best = [{"text": c.text, "score": c.score, "log_prob": c.log_prob} for c in self.n_best]
-        return json.dumps({"source": self.source, **best[0], "n_best": best}, ensure_ascii=False)
-
-    def __str__(self) -> str:
-        return self.text
-
-    def __repr__(self) -> str:
-        return f"Translation({self.text!r}, score {self.score:.3f}, of {self.source!r})"
-
-    def _repr_html_(self) -> str:
-        rows = (f"<tr><td>{c.score:.3f}</td><td dir='auto'>{escape(c.text)}</td></tr>" for c in self.n_best)
-        return f"<div dir='auto'>{escape(self.source)}</div><table>{''.join(rows)}</table>"
-
-
-@dataclass(frozen=True)
-class Alignment:
-    """The attention from a translation to its source: the mean over heads and layers.
-
-    Attributes:
-        source_tokens, target_tokens: labels, the end tokens among them.
-        weights: [target, source]; each row sums to 1.
-    """
-
-    source_tokens: tuple[str, ...]
-    target_tokens: tuple[str, ...]
-    weights: Tensor = field(compare=False)
-
-    @property
-    def pairs(self) -> list[tuple[int, int]]:
-        """For each target token but the end its place and that of the source token it looked at most."""
-        return list(enumerate(self.weights[:-1].argmax(-1).tolist()))
-
-    @property
-    def matrix(self) -> Matrix:
-        """For ``weft.views``."""
-        caption = "where each target token looked: attention to the source, mean over heads and layers, after softmax"
-        return Matrix(self.weights, self.target_tokens, self.source_tokens, None, caption, ("target", "source"))
-
-    def __repr__(self) -> str:
-        said = ", ".join(f"{self.target_tokens[t]}←{self.source_tokens[s]}" for t, s in self.pairs)
-        return f"Alignment({said})"
-
-    def _repr_html_(self) -> str:
-        matrix = self.matrix
-        head = "".join(f"<th dir='auto'>{escape(key)}</th>" for key in matrix.keys)
-        rows = []
-        for query, weights in zip(matrix.queries, matrix.weights.tolist(), strict=True):
-            cells = (f"<td title='{w:.2f}' style='{_CELL}rgba(10,47,102,{w:.3f})'></td>" for w in weights)
-            rows.append(f"<tr><th dir='auto'>{escape(query)}</th>{''.join(cells)}</tr>")
-        table = f"<table><tr><th></th>{head}</tr>{''.join(rows)}</table>"
-        return f"<figure>{table}<figcaption>{escape(matrix.caption)}</figcaption></figure>"
-
-
-@dataclass(frozen=True)
-class Choice:
-    """A token that could have stood at a place.
-
-    Attributes:
-        token: its label.
-        probability: p(token | what stood before it, source).
-        completion: the whole translation with it, if it was asked for.
-    """
-
-    token: str
-    probability: float
-    completion: Candidate | None = None
-
-
-class Search(NamedTuple):
-    """How translations are found: by a beam (or greedily) or by drawing, and what becomes of unknown words."""
-
-    options: SearchOptions
-    sampling: SamplingOptions | None
-    replace_unknown: bool
-    batch_tokens: int
-
-    @property
-    def source_tokens(self) -> int:
-        """How many source tokens a batch may have, padding counted."""
-        return self.batch_tokens // (self.sampling.samples if self.sampling else self.options.beam)
-
-
-def load(path_or_name: str | os.PathLike[str], precision: Precision = "auto", threads: int | None = None) -> Translator:
-    """A model that is ready to translate.
-
-    Args:
-        path_or_name: a model folder, or the name of a model that comes with weft.
-        precision: of activations and products; auto is bf16 where the CPU multiplies it fast, else fp32.
-        threads: how many torch uses from now on, in the whole process; as before if None.
-
-    Raises:
-        OSError: if there is no such model, or a file of it is missing.
-        ValueError: if a file is damaged, or there is no such precision.
-    """
-    if precision not in ("auto", "fp32", "bf16"):
-        raise ValueError(f"precision must be one of auto, fp32, bf16, not {precision!r}")
-    if threads is not None:
-        if threads < 1:
-            raise ValueError(f"threads must be ≥ 1, not {threads}")
-        torch.set_num_threads(threads)
-    parts = folder.read(path_or_name)
-    bf16 = precision == "bf16" or (precision == "auto" and bf16_products())
-    cast(Seq2Seq, parts.model).precision = torch.bfloat16 if bf16 else torch.float32
-    return Translator(*parts)
 
 
 class Translator:
@@ -420,25 +201,13 @@ class Translator:
         Raises:
             ValueError: if an option is unknown, out of range, or asks for nothing.
         """
-        for name in options:
-            if name not in Options.__annotations__:
-                raise ValueError(f"unknown option {name!r}{nearest(name, Options.__annotations__)}")
-        given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+        given = known(options, Options)
         self._check_language(given.pop("to", None))
         replaced = given.pop("replace_unknown", self.recipe.decoding.replace_unknown)
         if replaced and not self._seq2seq.cross_attentions:
             raise ValueError("replace_unknown needs a model that attends to its source, which this one does not")
-        n_best, batch_tokens = given.pop("n_best", 1), given.pop("batch_tokens", BATCH_TOKENS)
-        if batch_tokens < 1:
-            raise ValueError(f"batch_tokens must be ≥ 1, not {batch_tokens}")
-        drawn = {key.name: given.pop(key.name) for key in fields(SamplingOptions) if key.name in given}
-        if given.pop("sample", False):
-            sampling = SamplingOptions(samples=n_best, **drawn)
-            return Search(SearchOptions.of(self.recipe.decoding, **given), sampling, replaced, batch_tokens)
-        if drawn:
-            raise ValueError(f"{', '.join(drawn)} needs sample=True (at the shell --sample): the best is not drawn")
-        given.setdefault("beam", max(self.recipe.decoding.beam, n_best))
-        return Search(SearchOptions.of(self.recipe.decoding, n_best=n_best, **given), None, replaced, batch_tokens)
+        n_best = given.pop("n_best", 1)
+        return make_search(self.recipe.decoding, given, n_best, replaced)
 
     def _check_language(self, to: str | None) -> None:
         here = self.recipe.data.target
@@ -482,7 +251,7 @@ class Translator:
         """Each line's translation, in order: lines of like length are translated together."""
         found: list[list[Candidate]] = [[self._nothing]] * len(lines)
         wanted = [place for place, line in enumerate(lines) if line.text.strip() and not line.fault]
-        for places in _batches(wanted, [len(line.ids) + 1 for line in lines], search.source_tokens):
+        for places in batches(wanted, [len(line.ids) + 1 for line in lines], search.source_tokens):
             batch = [lines[place] for place in places]
             chosen = None if prefixes is None else [prefixes[place] for place in places]
             for place, candidates in zip(places, self._searched(batch, search, chosen), strict=True):
@@ -493,14 +262,8 @@ class Translator:
         self, lines: Sequence[_Line], search: Search, prefixes: Sequence[Sequence[int]] | None
     ) -> list[list[Candidate]]:
         """The candidates of each line of a batch."""
-        model, source = self._seq2seq, _padded([line.ids for line in lines])
-        if search.sampling is not None:
-            numbers = [line.number for line in lines]
-            found = sample(model, source, search.sampling, search.options, prefixes, numbers)
-        elif search.options.beam == 1:
-            found = greedy(model, source, search.options, prefixes)
-        else:
-            found = beam(model, source, search.options, prefixes)
+        source = _padded([line.ids for line in lines])
+        found = search.run(self._seq2seq, source, prefixes, [line.number for line in lines])
         texts = self._filled(lines, source, found) if search.replace_unknown else {}
         return [[self._candidate(h, texts.get((row, h))) for h in best] for row, best in enumerate(found)]
 
@@ -561,20 +324,7 @@ class _Line:
     fault: str = ""
 
 
-_CELL = "min-width:1.4em;height:1.4em;background:"
 _UNKNOWN = "<unk>"  # what an unknown word is written as
-
-
-def _batches(places: Sequence[int], lengths: Sequence[int], most: int) -> Iterator[list[int]]:
-    """The places in batches of like lengths, longest first: rows × longest ≤ most, or one row."""
-    batch: list[int] = []
-    for place in sorted(places, key=lambda place: -lengths[place]):
-        if batch and (len(batch) + 1) * lengths[batch[0]] > most:
-            yield batch
-            batch = []
-        batch.append(place)
-    if batch:
-        yield batch
 
 
 def _windows(texts: Iterator[str], size: int) -> Iterator[list[str]]:

@@ -1,0 +1,118 @@
+"""What ``weft.load`` returns: a model, its tokenizers and the searches as one thing that takes text and gives text.
+
+model = weft.load("runs/en-de")
+found = model.translate("a man sleeps")      # or a list: then a list comes back, in the same order
+found.text, found.score, found.attention
+
+model = weft.load("runs/shakespeare")        # or a published GPT-2 or Llama, as it was published
+model.generate("O Romeo, ", n=3, temperature=0.8).text
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Literal, cast
+
+import torch
+
+from weft import folder
+from weft.api.language_model import LanguageModel
+from weft.api.language_model import Options as GenerateOptions
+from weft.api.results import Alignment, Candidate, Choice, Continuation, Translation
+from weft.api.search import Search
+from weft.api.translator import WINDOW, Options, Translator
+from weft.interop.published import is_published, read_published
+from weft.kernels.machine import bf16_products
+from weft.models.contract import Seq2Seq
+
+__all__ = [
+    "WINDOW",
+    "Alignment",
+    "Candidate",
+    "Choice",
+    "Continuation",
+    "GenerateOptions",
+    "LanguageModel",
+    "Options",
+    "Precision",
+    "Search",
+    "Translation",
+    "Translator",
+    "load",
+    "load_language_model",
+    "load_translator",
+    "task_of",
+]
+
+Precision = Literal["auto", "fp32", "bf16"]
+
+
+def load(
+    path_or_name: str | os.PathLike[str], precision: Precision = "auto", threads: int | None = None
+) -> Translator | LanguageModel:
+    """A model that is ready to translate or to generate.
+
+    Args:
+        path_or_name: a model folder, or the name of a model that comes with weft; or a published GPT-2 or Llama: a
+            folder of transformers, or a file of llama2.c.
+        precision: of activations and products; auto is bf16 where the CPU multiplies it fast, else fp32.
+        threads: how many torch uses from now on, in the whole process; as before if None.
+
+    Raises:
+        OSError: if there is no such model, or a file of it is missing.
+        ValueError: if a file is damaged, or there is no such precision.
+    """
+    if precision not in ("auto", "fp32", "bf16"):
+        raise ValueError(f"precision must be one of auto, fp32, bf16, not {precision!r}")
+    if threads is not None:
+        if threads < 1:
+            raise ValueError(f"threads must be ≥ 1, not {threads}")
+        torch.set_num_threads(threads)
+    made = _opened(path_or_name)
+    bf16 = precision == "bf16" or (precision == "auto" and bf16_products())
+    cast(Seq2Seq, made.model).precision = torch.bfloat16 if bf16 else torch.float32
+    return made
+
+
+def load_translator(path_or_name: str | os.PathLike[str], precision: Precision = "auto") -> Translator:
+    """``load`` for what must be a translator.
+
+    Raises:
+        ValueError: if it is something else; and as ``load``.
+    """
+    found = load(path_or_name, precision)
+    if not isinstance(found, Translator):
+        raise ValueError(f"{os.fspath(path_or_name)} is a language model, which generates and does not translate")
+    return found
+
+
+def load_language_model(path_or_name: str | os.PathLike[str], precision: Precision = "auto") -> LanguageModel:
+    """``load`` for what must be a language model.
+
+    Raises:
+        ValueError: if it is something else; and as ``load``.
+    """
+    found = load(path_or_name, precision)
+    if not isinstance(found, LanguageModel):
+        raise ValueError(f"{os.fspath(path_or_name)} is a translator, which translates and does not generate")
+    return found
+
+
+def task_of(path_or_name: str | os.PathLike[str]) -> str:
+    """What a model is for, "translation" or "language", by its configuration alone.
+
+    Raises:
+        OSError: if there is no such model.
+        ValueError: if its configuration is damaged.
+    """
+    return "language" if is_published(path_or_name) else folder.recipe(path_or_name).task
+
+
+def _opened(path_or_name: str | os.PathLike[str]) -> Translator | LanguageModel:
+    if is_published(path_or_name):
+        published = read_published(path_or_name)
+        return LanguageModel(*published, published.vocabulary.opening)
+    model, recipe, tokenizers = folder.read(path_or_name)
+    if recipe.task == "language":
+        return LanguageModel.trained(model, recipe, tokenizers.target)
+    return Translator(model, recipe, tokenizers)
