@@ -30,6 +30,7 @@ from weft.data.corpora import (
     find,
     get,
     open_pairs,
+    text_paths,
 )
 from weft.data.text import TextWarning, lines_of, open_lines, read_lines, references
 
@@ -353,7 +354,7 @@ def test_a_set_that_is_not_here_comes_with_advice(homes: tuple[Path, Path]) -> N
     [
         ("multi30k", "en", "de", "multi30k has no part '': expected train, validation, test2016, test2017 or mscoco"),
         ("multi30k:trian", "en", "de", "did you mean 'train'?"),
-        ("mutli30k:train", "en", "de", "no set 'mutli30k': expected multi30k, multi30k-raw, tatoeba or"),
+        ("mutli30k:train", "en", "de", "no set 'mutli30k': expected multi30k, multi30k-raw, tatoeba, tatoeba-sample, "),
         ("mutli30k:train", "en", "de", "did you mean 'multi30k'?"),
         ("multi30k:train", "", "", "expected en-de, en-fr or de-fr, either way, not '' and ''"),
         ("multi30k:train", "en", "", "expected en-de, en-fr or de-fr, either way, not 'en' and ''"),
@@ -365,6 +366,57 @@ def test_a_set_that_is_not_here_comes_with_advice(homes: tuple[Path, Path]) -> N
 )
 def test_wrong_names_of_sets_parts_and_languages_are_told(spec: str, source: str, target: str, message: str) -> None:
     assert message in fault(spec, source, target)
+
+
+def text_fault(spec: str | list[str]) -> str:
+    with pytest.raises((ValueError, OSError)) as caught:
+        text_paths(spec)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_a_text_is_files_folders_or_a_part_of_a_set(
+    homes: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = stored(tmp_path / "one.txt", "a\n"), stored(tmp_path / "two.txt", "b\n")
+    monkeypatch.chdir(tmp_path)
+    assert text_paths("one.txt") == (Path("one.txt"),)
+    assert text_paths(str(tmp_path)) == (tmp_path,)
+    assert text_paths(f"{one},{two}") == text_paths([str(one), str(two)]) == (one, two)
+    contents = {"input.txt": b"To be\n"}
+    plays = replace(made_set(contents), name="plays", folder="plays", languages=("en",))
+    monkeypatch.setitem(SETS, "plays", replace(plays, pattern="{part}.txt", parts={"all": "input"}))
+    assert text_fault("plays:all").startswith("plays is not here")
+    place_in(homes[0] / "plays", contents, packed=True)
+    expected = homes[0] / "plays" / "input.txt.gz"
+    assert text_paths("plays:all") == text_paths(["plays:input"]) == (expected,)
+    assert text_paths(f"plays:all,{one}") == (expected, one)
+    stored(Path("plays:all"), "a file comes first\n")
+    assert text_paths("plays:all") == (Path("plays:all"),)
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("", "expected a text file, a folder or a set and its part"),
+        ("a,,b", "expected a text file, a folder or a set and its part"),
+        ([], "expected a text file, a folder or a set and its part"),
+        ("wikitext-2", "wikitext-2 has no part '': expected train, validation or test"),
+        ("wikitext-2:tset", "did you mean 'test'?"),
+        ("wikitext2:test", "did you mean 'wikitext-2'?"),
+        (
+            "multi30k:train",
+            "multi30k is of pairs: expected text in one language, such as tinyshakespeare or wikitext-2",
+        ),
+        ("nowhere/x.txt", "there is no folder nowhere"),
+    ],
+)
+def test_wrong_names_of_texts_are_told(spec: str | list[str], message: str) -> None:
+    assert message in text_fault(spec)
+
+
+def test_a_set_in_one_language_has_no_pairs() -> None:
+    assert "wikitext-2 is text in one language: expected a set of pairs, multi30k" in fault("wikitext-2:test")
 
 
 @pytest.fixture
@@ -450,6 +502,9 @@ def test_every_set_says_what_it_is(name: str) -> None:
 def test_every_set_is_as_published(name: str, weft_data: Path) -> None:
     assert get(name).is_dir()
     for part in SETS[name].parts:
+        if len(SETS[name].languages) == 1:
+            assert all(path.is_file() for path in text_paths(f"{name}:{part}"))
+            continue
         counts = set()
         for pair in ("en-de", "en-es", "en-fr"):
             source, target = pair.split("-")

@@ -1,4 +1,4 @@
-"""Schedules against formulas and torch's schedulers, the update against torch's plain AdamW, means against numpy."""
+"""Schedules against formulas and torch's schedulers, updates against torch's AdamW and Muon, means against numpy."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from tests.training.toys import Gru
-from weft.config import TrainingConfig
-from weft.training.optim import Mean, Optimizer, average, learning_rate, normalize
+from weft.config import GPTConfig, TrainingConfig
+from weft.models.gpt import GPT
+from weft.training.optim import Mean, Optimizer, average, learning_rate, linear_weights, normalize, orthogonal
 
 
 def rates(**settings: Any) -> list[float]:
@@ -134,6 +135,82 @@ def test_what_is_not_trained_is_left_alone() -> None:
 
 def test_a_tied_parameter_is_updated_once() -> None:
     assert [name for name in Optimizer(Gru(), TrainingConfig()).parameters if "output" in name] == ["output.bias"]
+
+
+@pytest.mark.parametrize("shape", [(5, 5), (3, 8), (8, 3), (1, 6)])
+def test_orthogonal_takes_singular_values_through_the_quintic_five_times(shape: tuple[int, int]) -> None:
+    matrix = torch.randn(shape, dtype=torch.float64)
+    u, s, v = torch.linalg.svd(matrix, full_matrices=False)
+    s = s / s.norm()
+    for _ in range(5):
+        s = 3.4445 * s - 4.7750 * s**3 + 2.0315 * s**5
+    found = orthogonal(matrix)
+    torch.testing.assert_close(found, u @ s.diag() @ v, rtol=1e-10, atol=1e-10)
+    values = torch.linalg.svdvals(found)
+    assert 0.6 < float(values.min()) <= float(values.max()) < 1.3
+
+
+def test_orthogonal_of_nothing_is_nothing() -> None:
+    assert torch.equal(orthogonal(torch.zeros(3, 4)), torch.zeros(3, 4))
+
+
+def test_muon_is_for_the_matrices_of_linear_layers() -> None:
+    config = GPTConfig(dim=16, num_heads=2, num_layers=1, ffn_dim=24, max_len=8, tie=False)
+    parts = ["attention.query", "attention.key", "attention.value", "attention.output"]
+    parts += ["feed_forward.inner", "feed_forward.outer"]
+    assert linear_weights(GPT(config, 30)) == {f"blocks.0.{part}.weight" for part in parts}
+    assert linear_weights(Gru()) == set()  # its output layer is the embedding
+
+
+def test_muons_updates_are_those_of_torch_and_a_new_one_goes_on_bit_for_bit() -> None:
+    """torch computes in bf16, so updates agree to its two or three digits; what AdamW has agrees exactly."""
+    config = TrainingConfig(
+        steps=9, warmup=3, learning_rate=0.1, weight_decay=0.3, optimizer="muon", beta1=0.8, beta2=0.95, eps=1e-7
+    )
+
+    def models() -> nn.Module:
+        torch.manual_seed(1)
+        return nn.Sequential(nn.Embedding(5, 12), nn.LayerNorm(12), nn.Linear(12, 20), nn.Linear(20, 6))
+
+    mine, broken, theirs = models(), models(), models()
+    muon = torch.optim.Muon(
+        [p for name, p in theirs.named_parameters() if name in ("2.weight", "3.weight")],
+        weight_decay=0.3,
+        adjust_lr_fn="match_rms_adamw",
+    )
+    adam = torch.optim.AdamW(
+        [
+            {"params": [theirs[0].weight], "weight_decay": 0.3},
+            {"params": [p for p in theirs.parameters() if p.dim() == 1], "weight_decay": 0.0},
+        ],
+        betas=(0.8, 0.95),
+        eps=1e-7,
+        fused=True,
+    )
+    optimizer, resumed = Optimizer(mine, config), Optimizer(broken, config)
+    for step in range(1, 10):
+        if step == 5:
+            stored = {name: tensor.clone() for name, tensor in resumed.tensors().items()}
+            resumed = Optimizer(broken, config)
+            assert resumed.tensors().keys() == stored.keys()
+            for name, tensor in resumed.tensors().items():
+                tensor.copy_(stored[name])
+            resumed.begin_after(4)
+        for p, q, r in zip(mine.parameters(), broken.parameters(), theirs.parameters(), strict=True):
+            p.grad = torch.randn_like(p)
+            q.grad, r.grad = p.grad.clone(), p.grad.clone()
+        for group in (*muon.param_groups, *adam.param_groups):
+            group["lr"] = learning_rate(config, step)
+        assert optimizer.step(step) == resumed.step(step) == learning_rate(config, step)
+        muon.step()
+        adam.step()
+    for (name, p), q, r in zip(mine.named_parameters(), broken.parameters(), theirs.parameters(), strict=True):
+        assert p.grad is None
+        assert torch.equal(p, q), name
+        apart = float((p - r).detach().norm() / r.detach().norm())
+        assert apart < (0.02 if name in ("2.weight", "3.weight") else 1e-6), name
+    assert "momentum.2.weight" in optimizer.tensors()
+    assert "exp_avg.2.weight" not in optimizer.tensors()
 
 
 @pytest.mark.parametrize(("count", "clip"), [(1, 0.0), (7, 0.0), (7, 0.1), (7, 1e9), (1, 1.0)])

@@ -1,8 +1,10 @@
-"""Corpora: text in two languages from files or by name, and the named sets with their origin, licence and checksums.
+"""Corpora: text in one or two languages from files or by name, and the named sets: origin, licence and checksums.
 
     pairs = open_pairs("train.tsv")                       # source TAB target, a pair a line
     pairs = open_pairs("train.en,train.de")               # or ["train.en", "train.de"]: line by line
     pairs = open_pairs("multi30k:train", "en", "de")      # a part of a named set
+    paths = text_paths("books/,letters.txt")              # text in one language: files and folders
+    paths = text_paths("wikitext-2:train")
 
 What a file may be like is told in text.py.
 """
@@ -35,9 +37,9 @@ def open_pairs(spec: str | Sequence[str], source: str = "", target: str = "", sw
     """
     given = [spec] if isinstance(spec, str) else list(spec)
     if len(given) == 1 and not Path(given[0]).is_file():
-        name, colon, part = given[0].partition(":")
-        if name in SETS or (colon and "," not in part and os.sep not in given[0]):
-            text = named(name).open(part, source, target)
+        if found := _set_part(given[0]):
+            chosen, part = found
+            text = chosen.open(part, source, target)
             return text.swapped() if swap else text
         given = given[0].split(",")
     if not 1 <= len(given) <= 2 or not all(given):
@@ -52,6 +54,39 @@ def open_pairs(spec: str | Sequence[str], source: str = "", target: str = "", sw
     text = text.swapped() if swap else text
     next(iter(text))  # a wrong kind of file is told before any work is done
     return text
+
+
+def text_paths(spec: str | Sequence[str]) -> tuple[Path, ...]:
+    """The files and folders of a text in one language, each there, for ``weft.data.documents``.
+
+    Args:
+        spec: a file, a folder, several of them as a list or with commas between, or a set and its part, such as
+            "wikitext-2:train".
+
+    Raises:
+        ValueError: if nothing is named, or there is no such set or part, or it is of pairs.
+        OSError: if a file is missing, naming the nearest; or a set, saying how to get it.
+    """
+    listed = [spec] if isinstance(spec, str) else list(spec)
+    given = [name for one in listed for name in ([one] if Path(one).exists() else one.split(","))]
+    if not given or not all(given):
+        raise ValueError(f"expected a text file, a folder or a set and its part, wikitext-2:train, say, not {spec!r}")
+    return tuple(map(_text_path, given))
+
+
+def _text_path(name: str) -> Path:
+    if Path(name).is_dir():
+        return Path(name)
+    found = None if Path(name).exists() else _set_part(name)
+    return found[0].text(found[1]) if found else existing(name)
+
+
+def _set_part(spec: str) -> tuple[NamedSet, str] | None:
+    """The set and the part that a text such as "multi30k:train" names; None if it reads like files."""
+    name, colon, part = spec.partition(":")
+    if name in SETS or (colon and "," not in part and os.sep not in spec):
+        return named(name), part
+    return None
 
 
 @dataclass(frozen=True)
@@ -81,7 +116,8 @@ class NamedSet:
     Attributes:
         name, title: for the shell and for people.
         folder: below WEFT_DATA or the cache; empty for what comes with weft.
-        pattern: of its paths, with {part} and with {language} (a file for each) or {pair} (a TSV for both).
+        pattern: of its paths, with {part} and with {language} (a file for each) or {pair} (a TSV for both); with {part}
+            alone if it has one language.
         languages: that it has.
         parts: name -> what its files call it. That is a name as well.
         files: path -> file.
@@ -139,10 +175,10 @@ class NamedSet:
             ValueError: if there is no such part or pair, or if the languages are missing and not clear.
             OSError: if the files are not here, saying how to get them.
         """
-        names = [*self.parts, *self.parts.values()]
-        if part not in names:
-            hint = nearest(part, names)
-            raise ValueError(f"{self.name} has no part {part!r}: expected {_any_of(self.parts)}{hint}")
+        self._check(part)
+        if len(self.languages) == 1:
+            pairs = _any_of(name for name, other in SETS.items() if len(other.languages) > 1)
+            raise ValueError(f"{self.name} is text in one language: expected a set of pairs, {pairs}")
         if len(self.languages) == 2:
             first, second = self.languages
             source = source or (first if target != first else second)
@@ -154,12 +190,35 @@ class NamedSet:
             raise ValueError(
                 f"{self.name} needs source and target: expected {pairs}, either way, not {source!r} and {target!r}"
             )
+        columns = (0, 1) if straight else (1, 0)
+        label = f"{self.name}:{part} {source}-{target}"
+        return ParallelText(self._here(files), label, source, target, columns, self.several)
+
+    def text(self, part: str) -> Path:
+        """The file of a part, of a set in one language.
+
+        Raises:
+            ValueError: if there is no such part, or the set is of pairs.
+            OSError: if the file is not here, saying how to get it.
+        """
+        self._check(part)
+        if len(self.languages) > 1:
+            texts = _any_of(name for name, other in SETS.items() if len(other.languages) == 1)
+            raise ValueError(f"{self.name} is of pairs: expected text in one language, such as {texts}")
+        [path] = self._here(self._pick(part, "", ""))
+        return path
+
+    def _check(self, part: str) -> None:
+        names = [*self.parts, *self.parts.values()]
+        if part not in names:
+            hint = nearest(part, names)
+            raise ValueError(f"{self.name} has no part {part!r}: expected {_any_of(self.parts)}{hint}")
+
+    def _here(self, files: Sequence[SetFile]) -> tuple[Path, ...]:
         home = self.home(files)
         if home is None:
             raise FileNotFoundError(self.absent())
-        paths = tuple(path for file in files if (path := file.below(home)))
-        columns = (0, 1) if straight else (1, 0)
-        return ParallelText(paths, f"{self.name}:{part} {source}-{target}", source, target, columns, self.several)
+        return tuple(path for file in files if (path := file.below(home)))
 
     def absent(self) -> str:
         """What to do about a set that is not here."""
@@ -270,6 +329,11 @@ _MULTI30K_CITATION = "Elliott et al. 2016, Multi30K (W16-3210); Elliott et al. 2
 _TATOEBA_LICENCE = "CC BY 2.0 FR; attribution: www.manythings.org/anki and tatoeba.org"
 _TATOEBA_CITATION = "the Tatoeba project, tatoeba.org; manythings.org/anki"
 
+_CHAR_RNN = "https://raw.githubusercontent.com/karpathy/char-rnn/6f9487a6fe5b420b7ca9afb0d7c078e37c1d1b4e/"
+_SHAKESPEARE = _CHAR_RNN + "data/tinyshakespeare/"
+_TORCH_EXAMPLES = "https://raw.githubusercontent.com/pytorch/examples/77f55b912142e11fcfdf5b530231fb9c52f181e8/"
+_WIKITEXT = _TORCH_EXAMPLES + "word_language_model/data/wikitext-2/"
+
 _MULTI30K_TOK_FILES = """
 tok/train.lc.norm.tok.en            1837696 08925f8e0572bcd5a006702fc5fe20e2d77c6917d4eebd576fc20de6693c2119
 tok/train.lc.norm.tok.de            2150008 cb5a23529b65ec2061f1dc446192a9c37382b63cc75f81a0be59d34894b3a505
@@ -319,6 +383,16 @@ _SAMPLE_FILES = """
 tatoeba-en-es/train.tsv      1361128 c75ea74b4c97c5300177398da5f0702fd906a5c4acd80f96ba44f7c1cc83f643
 tatoeba-en-es/validation.tsv   41224 1701938ad373fd0393c907fdb1390ccf1d47f8aafed4ec43d0ab603bf02384d4
 tatoeba-en-es/test.tsv         38972 4b4ba39261fcc678c2deb3cd12f0ddff8c70003e84e38edcb23f693a92a8da92
+"""
+_SHAKESPEARE_FILES = """
+input.txt 1115394 86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed
+"""
+_WIKITEXT_TRAIN = """
+train.shuffled_articles.txt 10797148 728c77e87e176af4730f9a80fc6008bcaff421a7202c1c048877c0eec3685f89
+"""
+_WIKITEXT_FILES = """
+valid.txt 1121681 f0737ed31fc1329026e95cb8b98e19c2a182c39c240ab909dc31abf2f8af58e8
+test.txt  1256449 d790b833ef8cf03a90db7bf1271b7520b83c45ce07ba3c1a9699df81e239eca0
 """
 
 _ALL = (
@@ -371,6 +445,31 @@ _ALL = (
         licence=_TATOEBA_LICENCE,
         citation=_TATOEBA_CITATION,
         several=True,
+    ),
+    NamedSet(
+        name="tinyshakespeare",
+        title="a million characters of Shakespeare's plays; customarily the last tenth is for validation",
+        folder="tinyshakespeare",
+        pattern="{part}.txt",
+        languages=("en",),
+        parts={"all": "input"},
+        files=_table(_SHAKESPEARE_FILES, _SHAKESPEARE),
+        origin=_SHAKESPEARE,
+        licence="the plays are in the public domain; the repository says MIT",
+        citation="Karpathy 2015, The Unreasonable Effectiveness of Recurrent Neural Networks",
+    ),
+    NamedSet(
+        name="wikitext-2",
+        title="articles of Wikipedia, tokenised, rare words as <unk>; those of train in another order than published",
+        folder="wikitext-2",
+        pattern="{part}.txt",
+        languages=("en",),
+        parts={"train": "train.shuffled_articles", "validation": "valid", "test": "test"},
+        # train has the lines of the official file, but is published in this order nowhere
+        files=_table(_WIKITEXT_TRAIN) | _table(_WIKITEXT_FILES, _WIKITEXT),
+        origin=_WIKITEXT,
+        licence="CC BY-SA, as Wikipedia's",
+        citation="Merity et al. 2016, Pointer Sentinel Mixture Models",
     ),
 )
 SETS: dict[str, NamedSet] = {chosen.name: chosen for chosen in _ALL}

@@ -7,11 +7,14 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, groupby
 from math import inf, log
+from pathlib import Path
 
 from tokenizers import Tokenizer as Rust
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
+from weft import __version__
 from weft.config import UNK, TokenizerConfig
+from weft.data.disk import digest, once
 from weft.data.tokenizer_file import OPENED, SPACES, SPECIALS, WORDS, numbered
 from weft.data.tokenizers import Tokenizer, TokenizerPair, check_unicode
 
@@ -51,6 +54,27 @@ def make_pair(
             what = f"expected 0.0 for {tokenizer.kind}, not {config.dropout}"
             raise ValueError(f"tokenizer.dropout leaves out merges, which only bpe has: {what}")
     return TokenizerPair(made[0], made[-1])
+
+
+def kept_pair(
+    config: TokenizerConfig, fingerprint: str, cache: Path, make: Callable[[], TokenizerPair]
+) -> TokenizerPair:
+    """What ``make`` trains as a recipe asks for; what was trained on the same text before is used again.
+
+    Args:
+        config: of the recipe.
+        fingerprint: of the text.
+        cache: the folder of all that is kept.
+        make: trains the tokenizers.
+    """
+
+    def train(folder: Path) -> None:
+        made = make()
+        folder.mkdir()
+        made.save(folder)
+
+    wanted = config.model_dump(mode="json")
+    return once(cache / f"tokenizers-{digest([__version__, wanted, fingerprint])}", train, TokenizerPair.load)
 
 
 def train_tokenizer(lines: Iterable[str], config: TokenizerConfig) -> Tokenizer:

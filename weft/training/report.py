@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 
@@ -50,3 +50,16 @@ class Silent:
 
     def close(self) -> None:
         """Show nothing."""
+
+
+def every(count: int, what: str, report: Reporter) -> Callable[[int], None]:
+    """Tells the reporter of every so many things that were done, when called with how many there are so far."""
+    told = 0
+
+    def tell(done: int) -> None:
+        nonlocal told
+        if done >= told + count:
+            told = done
+            report.note(f"{done:,} {what}")
+
+    return tell

@@ -1,7 +1,7 @@
-"""What size of model suits how much data: the one table from which ``weft train translation`` chooses.
+"""What size of model suits how much data: the tables from which ``weft train translation`` and ``… language`` choose.
 
-A row serves corpora of at least so many pairs. docs/results.md says which rows were chosen on a validation set and
-which are first guesses from the literature.
+A row serves corpora of at least so many pairs, or texts of at least so many characters. docs/results.md says which rows
+were chosen on a validation set and which are first guesses from the literature.
 """
 
 from __future__ import annotations
@@ -65,3 +65,63 @@ SIZES = (
 def size_for(pairs: int) -> Size:
     """The row of the table for a corpus of so many pairs."""
     return max((size for size in SIZES if size.pairs <= pairs), key=lambda size: size.pairs)
+
+
+@dataclass(frozen=True)
+class TextSize:
+    """A row of the table for language models: from ``characters`` characters on, these settings."""
+
+    characters: int
+    kind: str
+    vocab_size: int
+    dim: int
+    layers: int
+    length: int
+    dropout: float
+    epochs: int
+    learning_rate: float
+    batch_tokens: int
+
+    def tree(self, per_epoch: int) -> dict[str, Any]:
+        """The recipe's values, where an epoch has ``per_epoch`` batches."""
+        steps = max(500, self.epochs * per_epoch)
+        every = max(50, steps // 20)
+        return {
+            "task": "language",
+            "tokenizer": {"kind": self.kind, "vocab_size": self.vocab_size},
+            "model": {
+                "family": "gpt",
+                "dim": self.dim,
+                "num_heads": max(4, self.dim // 64),
+                "num_layers": self.layers,
+                "ffn_dim": 4 * self.dim,
+                "max_len": self.length,
+                "bias": False,
+                "dropout": self.dropout,
+            },
+            "training": {
+                "steps": steps,
+                "batch_tokens": self.batch_tokens,
+                "learning_rate": self.learning_rate,
+                "warmup": min(1000, steps // 20),
+                "validate_every": every,
+                "save_every": every,
+                "patience": 5,
+            },
+        }
+
+
+# characters from, kind of tokens, how many, dim, layers, context, dropout, epochs, learning rate, tokens of a batch.
+# The first row is near nanoGPT's recipe for a million characters on a CPU, the last is of GPT-2 small's size.
+TEXT_SIZES = (
+    TextSize(0, "char", 1_000, 128, 4, 128, 0.1, 5, 1e-3, 2048),
+    TextSize(3_000_000, "bpe", 4_000, 256, 4, 256, 0.2, 10, 1e-3, 4096),
+    TextSize(30_000_000, "bpe", 8_000, 384, 6, 256, 0.1, 4, 1e-3, 8192),
+    TextSize(300_000_000, "bpe", 16_000, 512, 8, 512, 0.0, 2, 6e-4, 16384),
+    TextSize(3_000_000_000, "bpe", 32_000, 768, 12, 1024, 0.0, 1, 6e-4, 32768),
+)
+
+
+def text_size_for(characters: int) -> TextSize:
+    """The row of the table for a text of so many characters."""
+    return max((size for size in TEXT_SIZES if size.characters <= characters), key=lambda size: size.characters)

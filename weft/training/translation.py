@@ -8,33 +8,31 @@
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
 import torch
-from pydantic import BaseModel
 from torch import nn
 
-from weft import __version__, folder
+from weft import folder
 from weft.api import Translator
-from weft.config import GPTConfig, Recipe, find_recipe, flat, recipe_names
+from weft.config import GPTConfig, Recipe
 from weft.data.batching import Batches
-from weft.data.corpora import SETS, cache_folder, open_pairs
-from weft.data.disk import digest, once
+from weft.data.corpora import cache_folder, open_pairs
 from weft.data.store import PairStore, TextPairs, prepare, split_held_out
 from weft.data.text import ParallelText, references
 from weft.data.tokenizers import TokenizerPair
-from weft.data.vocabulary import make_pair
+from weft.data.vocabulary import kept_pair, make_pair
 from weft.evaluation.translation import sentences, validator
 from weft.models import build
 from weft.models.contract import Seq2Seq
 from weft.training import loop, progress
+from weft.training.card import card
 from weft.training.checkpoint import RunFolder
 from weft.training.distributed import is_first
-from weft.training.report import Reporter
+from weft.training.report import Reporter, every
 from weft.training.sizes import size_for
 
 
@@ -114,7 +112,7 @@ def train(recipe: Recipe, out: Path, report: Reporter, fork: bool = False) -> lo
         fork=fork,
     )
     if is_first():
-        folder.save(out, model, recipe, data.tokenizers, _card(recipe, outcome, parameters))
+        folder.save(out, model, recipe, data.tokenizers, card(recipe, outcome, parameters))
         progress.draw_curve(out / "metrics.jsonl", out / "curve.png", report.note)
     return outcome
 
@@ -124,7 +122,7 @@ def prepared(recipe: Recipe, report: Reporter) -> Prepared:
     pairs, validation = _texts(recipe)
     cache = cache_folder() / "pairs"
     tokenizers = _tokenizers(recipe, pairs, cache, report)
-    store = prepare(pairs, tokenizers, recipe.data, cache, _every(500_000, report))
+    store = prepare(pairs, tokenizers, recipe.data, cache, every(500_000, "pairs tokenised", report))
     everything = recipe.data.model_copy(update={"max_len": 0, "max_ratio": 0.0})
     held_out = prepare(validation, tokenizers, everything, cache, allow_unknown=True)
     batches = Batches(
@@ -164,17 +162,11 @@ def _tokenizers(recipe: Recipe, pairs: TextPairs, cache: Path, report: Reporter)
     def make() -> TokenizerPair:
         return make_pair(recipe.tokenizer, lambda: _side(pairs, 0), lambda: _side(pairs, 1))
 
-    def train(folder: Path) -> None:
+    def train() -> TokenizerPair:
         report.note(f"training a {recipe.tokenizer.kind} tokenizer")
-        made = make()
-        folder.mkdir()
-        made.save(folder)
-
-    if recipe.tokenizer.path:
         return make()
-    wanted = recipe.tokenizer.model_dump(mode="json")
-    place = cache / f"tokenizers-{digest([__version__, wanted, pairs.fingerprint()])}"
-    return once(place, train, TokenizerPair.load)
+
+    return make() if recipe.tokenizer.path else kept_pair(recipe.tokenizer, pairs.fingerprint(), cache, train)
 
 
 def _check_lengths(model: nn.Module, store: PairStore) -> None:
@@ -187,57 +179,5 @@ def _check_lengths(model: nn.Module, store: PairStore) -> None:
         )
 
 
-def _every(count: int, report: Reporter) -> Callable[[int], None]:
-    """Tells of every so many pairs that were tokenised."""
-    told = 0
-
-    def tell(read: int) -> None:
-        nonlocal told
-        if read >= told + count:
-            told = read
-            report.note(f"{read:,} pairs tokenised")
-
-    return tell
-
-
 def _side(pairs: TextPairs, side: int) -> Iterable[str]:
     return (pair[side] for pair in pairs)
-
-
-def _card(recipe: Recipe, outcome: loop.Outcome, parameters: int) -> str:
-    """The model's README."""
-    results: dict[str, str | float] = {f"validation {name}": value for name, value in outcome.metrics.items()}
-    if outcome.best_step is not None:
-        results["best step"] = f"{outcome.best_step:,} of {outcome.step:,}"
-    if len(outcome.weights) > 1:
-        results["weights"] = f"the mean of steps {', '.join(f'{step:,}' for step in outcome.weights)}"
-    results |= {
-        "target tokens trained on": f"{outcome.tokens:,}",
-        "time": progress.duration(outcome.seconds),
-        "precision": outcome.precision,
-    }
-    named = SETS.get(str(recipe.data.train).partition(":")[0])
-    return folder.card(recipe, parameters, results, _command(recipe), named.licence if named else "")
-
-
-def _command(recipe: Recipe) -> str:
-    """What trains this recipe: the one of its name, and what differs from that."""
-    known = recipe.name in recipe_names()
-    name = recipe.name if known else "translation"
-    changed = recipe.differences(find_recipe(name) if known else Recipe())
-    values = flat(recipe.tree())
-    words = [f"--{key}={_word(values.get(key, 'none'))}" for key in changed if _has(recipe, key)]
-    return shlex.join(["weft", "train", name, *words, "--out", "DIR"])
-
-
-def _has(part: BaseModel, key: str) -> bool:
-    """Whether there is such a key: another family of models does not have all that the usual one has."""
-    name, _, rest = key.partition(".")
-    return name in type(part).model_fields and (not rest or _has(getattr(part, name), rest))
-
-
-def _word(value: object) -> str:
-    """A value as the shell's overrides take it."""
-    if isinstance(value, list):
-        return ",".join(map(str, value))
-    return str(value).lower() if isinstance(value, bool) else str(value)
