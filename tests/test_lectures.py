@@ -35,7 +35,7 @@ NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e-?\d+)?")
 LINES = [
     *(f"A{i}" for i in range(1, 5)),
     *(f"B{i}" for i in range(1, 12)),
-    *("C1", "C2", "C3", "D1", "D2", "D3", "D4", "I1"),
+    *("C1", "C2", "C3", "D1", "D2", "D3", "D4", "E1", "E2", "E3", "I1"),
 ]
 
 

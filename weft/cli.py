@@ -55,7 +55,7 @@ def _weft(
 
 # The keys of a recipe are options too, --model.dim=128 and its like, but typer does not know them.
 _OPEN_ENDED = {"allow_extra_args": True, "ignore_unknown_options": True}
-_TASKS = ("translation",)
+_TASKS = ("translation", "language")
 
 
 @app.command("train", context_settings=_OPEN_ENDED)
@@ -64,7 +64,7 @@ def _train(
     recipe: Annotated[
         str,
         typer.Argument(
-            help="A recipe's name, a TOML file, or a task ('translation'), for which the sizes are chosen by the data.",
+            help="A recipe's name, a TOML file, or a task ('translation', 'language'), whose sizes the data chooses.",
             show_default=False,
         ),
     ],
@@ -83,17 +83,21 @@ def _train(
     overrides = _overrides(context.args)
     overrides += [f"training.precision={precision}"] * (precision is not None)
     overrides += ["training.reference=true"] * reference
+    if recipe in _TASKS:
+        overrides.append(f"task={recipe}")
     chosen = Recipe.make({}, overrides) if recipe in _TASKS else find_recipe(recipe, overrides, _TASKS)
     if not chosen.data.train:
-        raise ValueError("no training data: give --data.train=my.tsv, --data.train=a.en,a.de or --data.train=set:part")
-    from weft.training import progress, translation
+        given = {"translation": "my.tsv, --data.train=a.en,a.de", "language": "my.txt, --data.train=a folder"}
+        raise ValueError(f"no training data: give --data.train={given[chosen.task]} or --data.train=set:part")
+    from weft.training import language, progress, translation
     from weft.training.checkpoint import RunFolder
 
     RunFolder(out).check_room()
+    task = {"translation": translation, "language": language}[chosen.task]
     with progress.reporter(out, chosen.training.tensorboard) as report:
         if recipe in _TASKS:
-            chosen = translation.choose(overrides, report)
-        translation.train(chosen, out, report, fork)
+            chosen = task.choose(overrides, report)
+        task.train(chosen, out, report, fork)
 
 
 @app.command("translate")
@@ -120,7 +124,7 @@ def _translate(
     """Translate the given text, or stdin to stdout line by line, in order."""
     from weft import api
 
-    translator = api.load(model, precision)
+    translator = api.load_translator(model, precision)
     found = translator.translate_lines(
         text or _stdin(),
         window=1 if text or sys.stdin.isatty() else api.WINDOW,
@@ -142,33 +146,128 @@ def _translate(
         typer.echo(translation.json() if json else "\n".join(texts))
 
 
+@app.command("generate")
+def _generate(
+    model: Annotated[
+        str,
+        typer.Argument(help="A model folder, a folder of transformers, or a llama2.c file.", show_default=False),
+    ],
+    prompt: Annotated[
+        list[str] | None, typer.Argument(help="What to go on from; if nothing, each line of stdin.", show_default=False)
+    ] = None,
+    n: Annotated[int, typer.Option("--n", min=1, help="So many continuations of each, most probable first.")] = 1,
+    max_tokens: Annotated[int | None, typer.Option(min=0, help="So many tokens at most.")] = None,
+    stop: Annotated[list[str] | None, typer.Option(help="Text to end before; may be given several times.")] = None,
+    temperature: Annotated[float | None, typer.Option(help="Below 1 is more cautious; 0 takes the likeliest.")] = None,
+    top_k: Annotated[int | None, typer.Option(help="Only the k likeliest tokens.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="Only the likeliest with this probability together.")] = None,
+    min_p: Annotated[float | None, typer.Option(help="Only those at least so likely, next to the likeliest.")] = None,
+    typical_p: Annotated[float | None, typer.Option(help="Only the most typical with this probability.")] = None,
+    repetition_penalty: Annotated[float | None, typer.Option(help="Above 1: less of what stood already.")] = None,
+    frequency_penalty: Annotated[float | None, typer.Option(help="Above 0: less of what came often.")] = None,
+    no_repeat: Annotated[int | None, typer.Option(min=0, help="No so many tokens in a row come twice.")] = None,
+    beam: Annotated[int | None, typer.Option(min=1, help="Search with a beam instead of drawing.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of the draw.")] = None,
+    exact: Annotated[bool | None, _EXACT] = None,
+    walk: Annotated[bool, typer.Option("--walk", help="Show every step from the prompt to the next token.")] = False,
+    precision: Annotated[Precision, _PRECISION] = "auto",
+    json: Annotated[bool, _JSON] = False,
+) -> None:
+    """Go on from the prompts. One alone is shown token by token as it comes."""
+    from weft import api
+
+    given: api.GenerateOptions = {
+        "n": n,
+        "max_tokens": max_tokens,
+        "stop": stop or None,
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "min_p": min_p,
+        "typical_p": typical_p,
+        "repetition_penalty": repetition_penalty,
+        "frequency_penalty": frequency_penalty,
+        "no_repeat": no_repeat,
+        "beam": beam,
+        "seed": seed,
+        "exact": exact,
+    }
+    language_model = api.load_language_model(model, precision)
+    prompts = list(prompt) if prompt else list(_stdin())
+    if walk:
+        from weft.views.walk import show
+
+        for text in prompts:
+            show(language_model.walk(text, **given))
+        return
+    if len(prompts) == 1 and n == 1 and not json and (beam or 1) == 1:
+        typer.echo(prompts[0], nl=False)
+        for piece in language_model.stream(prompts[0], **given):
+            typer.echo(piece, nl=False)
+            sys.stdout.flush()
+        typer.echo()
+        return
+    for found in language_model.generate(prompts, **given):
+        if json:
+            typer.echo(found.json())
+            continue
+        for best in found.n_best:
+            typer.echo(f"{best.log_prob:.2f}\t{_line(found.prompt + best.text)}" if n > 1 else found.full)
+
+
+@app.command("convert")
+def _convert(
+    source: Annotated[str, typer.Argument(metavar="FROM", help="A language model that weft reads.")],
+    target: Annotated[Path, typer.Argument(metavar="TO", help="A new folder for transformers, or a .bin of llama2.c.")],
+) -> None:
+    """Write a language model in the format of others."""
+    from weft import api
+
+    typer.echo(api.load_language_model(source, "fp32").export(target))
+
+
 @app.command("evaluate")
 def _evaluate(
     model: Annotated[str, _MODEL],
     data: Annotated[
-        list[str], typer.Argument(help="A TSV file, two files, or a part of a named set, set:part.", show_default=False)
-    ],
+        list[str] | None,
+        typer.Argument(
+            help="Pairs (a TSV file, two files), text files, or a named set's part; a language model's own validation "
+            "text if nothing.",
+            show_default=False,
+        ),
+    ] = None,
     baseline: Annotated[str | None, typer.Option(help="Another model, to compare with by paired bootstrap.")] = None,
     beam: Annotated[int | None, _BEAM] = None,
     tokenize: Annotated[str, typer.Option(help="sacreBLEU's tokenizer; none for text that is tokenised.")] = "13a",
     output: Annotated[Path | None, typer.Option(help="A file for the translations, a line each.")] = None,
+    stride: Annotated[int | None, typer.Option(min=1, help="Of a language model: from window to window.")] = None,
+    nanogpt: Annotated[bool, typer.Option("--nanogpt", help="Of a language model: estimate as nanoGPT does.")] = False,
     exact: Annotated[bool | None, _EXACT] = None,
     precision: Annotated[Precision, _PRECISION] = "auto",
     json: Annotated[bool, _JSON] = False,
 ) -> None:
-    """Translate a test set and score it: BLEU and chrF with their signatures, and tokens a second."""
-    from weft.evaluation import translation
+    """Measure a model: a translator's BLEU and chrF on a test set, or a language model's perplexity on a text."""
+    from weft import api
+    from weft.evaluation import language, translation
 
-    report = translation.evaluate_folder(
-        model,
-        data[0] if len(data) == 1 else data,
-        baseline,
-        tokenize=tokenize,
-        output=output,
-        precision=precision,
-        beam=beam,
-        exact=exact,
-    )
+    given = data[0] if data and len(data) == 1 else data
+    task = api.task_of(model)
+    others: dict[str, object] = {"stride": stride, "nanogpt": nanogpt or None}
+    if task == "language":
+        others = {"baseline": baseline, "beam": beam, "output": output, "exact": exact}
+    if wrong := [f"--{name}" for name, value in others.items() if value is not None]:
+        raise ValueError(f"{', '.join(wrong)}: not for the task {task!r}, which {model} is for")
+    if task == "language":
+        report: language.Report | translation.Report = language.evaluate_folder(
+            model, given, stride=stride, nanogpt=nanogpt, precision=precision
+        )
+    elif not given:
+        raise ValueError("nothing to translate: give a TSV file, two files, or a part of a named set")
+    else:
+        report = translation.evaluate_folder(
+            model, given, baseline, tokenize=tokenize, output=output, precision=precision, beam=beam, exact=exact
+        )
     typer.echo(report.json() if json else report.text())
 
 
