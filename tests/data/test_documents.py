@@ -13,10 +13,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from weft.config import EOS, UNK, TokenizerConfig
-from weft.data import documents
-from weft.data.documents import TextOptions, TextStore, prepare_text, read_text
+from weft.config import BOS, EOS, UNK, TokenizerConfig
+from weft.data import documents, text_store
+from weft.data.documents import TextOptions, read_text
 from weft.data.text import TextWarning
+from weft.data.text_store import TextStore, prepare_text
 from weft.data.tokenizers import Tokenizer
 from weft.data.vocabulary import train_tokenizer
 
@@ -98,7 +99,7 @@ def test_documents_are_tokenised_as_a_whole_in_pieces_of_any_size(
     options = TextOptions(how, end)
     with pytest.MonkeyPatch.context() as patch:
         for name, value in sizes.items():
-            patch.setattr(documents, name, value)
+            patch.setattr(documents if name == "_BLOCK" else text_store, name, value)
         portions = list(read_text(folder, options))
         if not expected:
             with pytest.raises(ValueError, match=r"0\.txt.*: there is no text in it"):
@@ -124,7 +125,7 @@ def test_prose_is_cut_where_no_token_is_split(kind: str, tmp_path: Path, monkeyp
     tokenizer = TOKENIZERS[kind]
     for number, text in enumerate(["".join(PROSE), " ".join("".join(PROSE).split()), "".join(PROSE).replace(" ", "")]):
         [path] = written(tmp_path, text)
-        monkeypatch.setattr(documents, "_PIECE", 40)
+        monkeypatch.setattr(text_store, "_PIECE", 40)
         monkeypatch.setattr(documents, "_BLOCK", 100)
         found = prepare_text(path, tokenizer, TextOptions(end=None), tmp_path / f"cache{number}")
         assert found.tokens.tolist() == tokenizer.encode(text)
@@ -272,7 +273,7 @@ def test_what_is_missing_or_empty_is_named(tmp_path: Path) -> None:
 def test_an_unknown_character_is_named_with_its_place(
     how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(documents, "_PIECE", 4)
+    monkeypatch.setattr(text_store, "_PIECE", 4)
     monkeypatch.setattr(documents, "_BLOCK", 7)
     paths = written(tmp_path, "ab\nab\n", "a\n\nab\nababab ababaßb\n")
     options, tokenizer = TextOptions(how), TOKENIZERS["char"]
@@ -330,8 +331,8 @@ def test_a_store_is_made_once_and_again_if_it_is_damaged(tmp_path: Path) -> None
 def test_memory_does_not_grow_with_the_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One line of many blocks: what is held at once is a few pieces."""
     monkeypatch.setattr(documents, "_BLOCK", 1000)
-    monkeypatch.setattr(documents, "_PIECE", 500)
-    monkeypatch.setattr(documents, "_BATCH", 2000)
+    monkeypatch.setattr(text_store, "_PIECE", 500)
+    monkeypatch.setattr(text_store, "_BATCH", 2000)
     longest = 0
 
     class Watched(Numbers):
@@ -344,3 +345,13 @@ def test_memory_does_not_grow_with_the_text(tmp_path: Path, monkeypatch: pytest.
     store = prepare_text(path, Watched(9), TextOptions(), tmp_path)
     assert len(store.tokens) == 200_001
     assert longest < 5000
+
+
+def test_a_token_may_stand_before_each_document(tmp_path: Path) -> None:
+    paths = written(tmp_path, "the cat\n\nthe dog\n\n", "sat\n")
+    options = TextOptions("blank", begin=BOS)
+    tokenizer = TOKENIZERS["bpe"]
+    store = prepare_text(paths, tokenizer, options, tmp_path / "cache")
+    assert rows(store) == [[BOS, *tokenizer.encode(text), EOS] for text in ("the cat", "the dog", "sat")]
+    with pytest.raises(ValueError, match="the token before a document must be below"):
+        prepare_text(paths, tokenizer, TextOptions(begin=100_000), tmp_path / "cache")

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from weft.config import PAD
 from weft.data.disk import Sequences
-from weft.data.documents import TextFacts, TextStore
 from weft.data.packing import PackedBatches, TokenBatch, in_order, sampled
+from weft.data.text_store import TextFacts, TextStore
 from weft.kernels.mask import Mask
 from weft.training.loop import Batches
 

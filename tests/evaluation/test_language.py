@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from weft import folder
-from weft.config import GPTConfig, Recipe
-from weft.data.documents import TextStore
+from weft.config import BOS, GPTConfig, Recipe
 from weft.data.packing import PackedBatches
+from weft.data.text_store import TextStore
 from weft.data.tokenizers import Tokenizer, TokenizerPair
 from weft.data.vocabulary import train_tokenizer
 from weft.evaluation.language import (
@@ -105,12 +105,10 @@ def test_every_token_is_predicted_once_from_at_least_so_many(path: Path, stride:
 
 def test_documents_are_measured_apart(path: Path) -> None:
     model, _, tokenizer, store = made(path, split="line", sample="documents")
-    lines = [tokenizer.encode(line) for line in TEXT.split("\n") if line]
+    lines = [[BOS, *tokenizer.encode(line)] for line in TEXT.split("\n") if line]
     places = [(number, token) for number, line in enumerate(lines) for token in line]
     expected, count = 0.0, 0
-    for start in range(
-        0, len(places), LENGTH
-    ):  # a window and the token behind it; a document's part of it stands alone
+    for start in range(0, len(places), LENGTH):  # a window and what is behind it; a document's part of it stands alone
         for _, run in groupby(places[start : start + LENGTH + 1], lambda place: place[0]):
             ids = torch.tensor([token for _, token in run])
             if len(ids) > 1:

@@ -87,8 +87,9 @@ class LanguageModel:
     def trained(cls, model: nn.Module, recipe: Recipe, vocabulary: Vocabulary) -> LanguageModel:
         """One that weft trained: with weft's specials, of which an end that never came in training never comes."""
         unseen = (PAD, BOS, UNK) if recipe.data.end else (PAD, BOS, UNK, EOS)
-        cast(Seq2Seq, model).specials = Specials(bos=EOS, never=unseen)
-        return cls(model, recipe, vocabulary)
+        apart = recipe.data.sample == "documents"  # then each begins with BOS, else where another one ends
+        cast(Seq2Seq, model).specials = Specials(bos=BOS if apart else EOS, never=unseen)
+        return cls(model, recipe, vocabulary, (BOS,) if apart else ())
 
     def __repr__(self) -> str:
         count = sum(parameter.numel() for parameter in self.model.parameters())

@@ -1,69 +1,32 @@
-r"""Text for language models: files to documents, and documents to tokens on disk, made once.
+r"""Text files to documents: whole files, what stands between blank lines, or lines.
 
     options = TextOptions(split="blank", held_out_share=0.1)
-    tokenizer = train_tokenizer(read_text("books/", options), config.tokenizer)
-    train = prepare_text("books/", tokenizer, options, cache)
-    validation = prepare_text("books/", tokenizer, options, cache, held_out=True)
-    train.tokens[train.starts[0] :]      # the first document, and all behind it
+    read_text("books/", options)                     # what is trained on, in lines, for a tokenizer
+    read_text("books/", options, held_out=True)      # what is validated with
 
 A file may be gzipped, whatever it is called. Text is UTF-8; a byte order mark at the start and a "\r" before "\n" are
-dropped, and a TextWarning says so, once a file. The store is a folder like those of store.py. Nothing here holds a file
-in memory: a document of any length is tokenised in pieces, cut where the tokens come out as those of the whole.
+dropped, and a TextWarning says so, once a file. Nothing here holds a file in memory.
 """
 
 from __future__ import annotations
 
 import codecs
-import json
 import os
 import re
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, NamedTuple, Protocol, Self
+from typing import Literal, NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
-from weft.config import EOS, UNK
-from weft.data.disk import Sequences, digest, flush, once, open_sequences, save_json, sync
-from weft.data.text import content_digest, existing, opened, say_once
+from weft.config import EOS
+from weft.data.text import existing, opened, say_once
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 Split = Literal["file", "blank", "line"]
 
-_FORMAT = 1  # a store of another format is made again
 _ENDS = (".txt", ".txt.gz")  # what counts in a folder
 _BLOCK = 1 << 20  # bytes that are read at once; a line that is begun is read to its end, up to as many again
-_PIECE = 1 << 16  # characters of a document that are tokenised as one, about
-_BATCH = 1 << 20  # characters of all pieces that are tokenised side by side
-_CONTEXT = 256  # so many characters on each side of a cut are looked at
-_TRIES = 4  # so many cuts of a kind are tried
-# Where to cut, the best first: before a line that opens with a letter, between two words, beside a word, anywhere.
-_CUTS = [re.compile(cut, re.DOTALL) for cut in (r"\n(?=[^\W_])", r"(?<=[^\W_])(?= [^\W_])", r"\b", r".")]
-
-
-class TextTokenizer(Protocol):
-    """What is asked of a tokenizer: weft.data.tokenizers.Tokenizer, or one with numbers of its own.
-
-    The latter may have ``unk``, the number of what it does not know, or None; else that is UNK.
-    """
-
-    @property
-    def kind(self) -> str:
-        """One of "char" knows only what it saw."""
-
-    @property
-    def vocab_size(self) -> int:
-        """One more than the largest number."""
-
-    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """The tokens of each text."""
-
-    def fingerprint(self) -> str:
-        """The same for those that give the same tokens, and for no others."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +37,8 @@ class TextOptions:
         split: "file": a whole file; "blank": what stands between blank lines; "line": a line that is not blank. The
             line end behind a document is not part of it, except in a whole file.
         end: the token behind each document; None: none, as for one long text of characters.
+        begin: the token before each document; None: none. Where documents do not see each other, nothing else stands
+            before a document's first token.
         held_out_share: so much of the text, counted in characters from its end, is for validation. A file is cut just
             there; of smaller documents none is cut.
     """
@@ -81,135 +46,13 @@ class TextOptions:
     split: Split = "file"
     end: int | None = EOS
     held_out_share: float = 0.0
+    begin: int | None = None
 
     def __post_init__(self) -> None:
         if self.split not in _SPLITS:
             raise ValueError(f"split must be one of {', '.join(_SPLITS)}, not {self.split!r}")
         if not 0.0 <= self.held_out_share < 1.0:
             raise ValueError(f"held_out_share must be from 0 to less than 1, not {self.held_out_share}")
-
-
-@dataclass(frozen=True)
-class TextFacts:
-    """What is known of a text besides its tokens.
-
-    Attributes:
-        characters, bytes: of the text as it was read, line ends and all, in UTF-8.
-        words: what stands between white space, and line ends, so that −Σ log p / words is per word as usual.
-        unknown: how many tokens stand for something unknown.
-    """
-
-    characters: int = 0
-    bytes: int = 0
-    words: int = 0
-    unknown: int = 0
-
-
-@dataclass(frozen=True, eq=False)
-class TextStore:
-    """Tokenised documents, one behind the other.
-
-    Attributes:
-        documents: the documents as sequences of tokens.
-        facts: counts of the text.
-    """
-
-    documents: Sequences
-    facts: TextFacts
-    _fingerprint: str
-
-    @classmethod
-    def open(cls, folder: Path) -> Self:
-        """The store in a folder that ``prepare_text`` made, as memory maps.
-
-        Raises:
-            OSError: if a file is missing.
-            ValueError: if it is no store of this format, or its files do not have the sizes that it names.
-        """
-        meta = json.loads((folder / "meta.json").read_bytes())
-        if meta["format"] != _FORMAT:
-            raise ValueError(f"{folder}: expected a store of format {_FORMAT}, not {meta['format']}")
-        return cls(open_sequences(folder, "text", meta["text"]), TextFacts(**meta["facts"]), meta["fingerprint"])
-
-    @property
-    def tokens(self) -> NDArray[Any]:
-        """All tokens, uint16 or uint32."""
-        return self.documents.tokens
-
-    @property
-    def starts(self) -> NDArray[np.int64]:
-        """Where each document begins in ``tokens``."""
-        return self.documents.offsets[:-1]
-
-    @property
-    def bytes(self) -> int:
-        """Of the text in UTF-8, for bits per byte."""
-        return self.facts.bytes
-
-    @property
-    def words(self) -> int:
-        """Of the text, line ends counted, for the perplexity of a word."""
-        return self.facts.words
-
-    def __len__(self) -> int:
-        """How many documents there are."""
-        return len(self.documents)
-
-    def fingerprint(self) -> str:
-        """The same for the same text with the same tokens, and for no other."""
-        return self._fingerprint
-
-    def report(self) -> str:
-        """What there is, in one line."""
-        documents = f"{len(self):,} document{'' if len(self) == 1 else 's'}"
-        line = f"{documents}, {len(self.tokens):,} tokens of {self.words:,} words and {self.bytes:,} bytes"
-        return f"{line}, unknown: {self.facts.unknown / len(self.tokens):.2%}" if self.facts.unknown else line
-
-
-def prepare_text(
-    paths: Paths,
-    tokenizer: TextTokenizer,
-    options: TextOptions,
-    cache: Path,
-    progress: Callable[[int], None] | None = None,
-    *,
-    held_out: bool = False,
-    allow_unknown: bool = False,
-) -> TextStore:
-    """The store of a text: opened if the cache has it, made otherwise.
-
-    Args:
-        paths: a file, a folder (every .txt and .txt.gz below it, by name), or several of them.
-        tokenizer: of the text.
-        options: what a document is.
-        cache: the folder of all stores, made if it is not there. Its file system must know locks.
-        progress: called with the number of characters read so far, now and then.
-        held_out: whether the share for validation is meant, or what is left without it.
-        allow_unknown: whether a char tokenizer may meet a character that it does not know. Right for validation;
-            in training data such a character is a mistake.
-
-    Raises:
-        ValueError: if the text is empty or not UTF-8, or at a character that is not known, with its place.
-        OSError: if a file cannot be read or the store cannot be written.
-    """
-    files = _files(paths)
-    content = [content_digest(path) for path in files]
-    part = [asdict(options), held_out, allow_unknown]
-    fingerprint = digest(["text", _FORMAT, content, tokenizer.fingerprint(), part])
-
-    def make(folder: Path) -> None:
-        text = _part(files, options, held_out)
-        folder.mkdir()
-        writer = _Writer(folder, tokenizer, options.end)
-        try:
-            facts = _write(writer, text, options, progress or (lambda count: None), allow_unknown)
-        finally:
-            writer.close()
-        meta = {"format": _FORMAT, "fingerprint": fingerprint, "text": writer.sizes(), "facts": asdict(facts)}
-        save_json(folder / "meta.json", meta)
-        sync(folder)
-
-    return once(cache / f"text-{fingerprint}", make, TextStore.open)
 
 
 def read_text(paths: Paths, options: TextOptions, *, held_out: bool = False) -> Iterator[str]:
@@ -219,11 +62,11 @@ def read_text(paths: Paths, options: TextOptions, *, held_out: bool = False) -> 
         ValueError: if it is not UTF-8, naming file and line.
         OSError: if a file cannot be read.
     """
-    for fragment in _fragments(_part(_files(paths), options, held_out).blocks(), options.split):
+    for fragment in fragments_of(part_of(files_of(paths), options, held_out).blocks(), options.split):
         yield from re.findall(r"[^\n]*\n|[^\n]+", fragment.text)
 
 
-def _files(paths: Paths) -> tuple[Path, ...]:
+def files_of(paths: Paths) -> tuple[Path, ...]:
     """The files that are meant, each there and each with something in it if it was named itself."""
     files: list[Path] = []
     for given in [paths] if isinstance(paths, str | os.PathLike) else paths:
@@ -245,7 +88,7 @@ def _files(paths: Paths) -> tuple[Path, ...]:
     return tuple(files)
 
 
-class _Block(NamedTuple):
+class Block(NamedTuple):
     """A portion of a file, never empty."""
 
     file: int
@@ -254,21 +97,22 @@ class _Block(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _Text:
+class Text:
     """The characters from ``begin`` to ``end`` of some files."""
 
     files: tuple[Path, ...]
     begin: int = 0
     end: int | None = None
 
-    def blocks(self) -> Iterator[_Block]:
+    def blocks(self) -> Iterator[Block]:
+        """In portions."""
         at = 0
         for number, path in enumerate(self.files):
             for text in _decoded(path):
                 first = max(self.begin - at, 0)
                 last = len(text) if self.end is None else self.end - at
                 if kept := text[first : max(last, 0)]:
-                    yield _Block(number, at + first, kept)
+                    yield Block(number, at + first, kept)
                 at += len(text)
                 if self.end is not None and at >= self.end:
                     return
@@ -276,7 +120,7 @@ class _Text:
     def place(self, position: int) -> str:
         """Where a character stands: ``file:line``, from 1."""
         file, line = -1, 1
-        for block in _Text(self.files, 0, position + 1).blocks():
+        for block in Text(self.files, 0, position + 1).blocks():
             line = (line if block.file == file else 1) + block.text[: position - block.at].count("\n")
             file = block.file
         return f"{self.files[file]}:{line}"
@@ -315,9 +159,9 @@ def _decoded(path: Path) -> Iterator[str]:
                 return
 
 
-def _part(files: tuple[Path, ...], options: TextOptions, held_out: bool) -> _Text:
+def part_of(files: tuple[Path, ...], options: TextOptions, held_out: bool) -> Text:
     """The text that is held out, or what is left."""
-    whole, share = _Text(files), options.held_out_share
+    whole, share = Text(files), options.held_out_share
     if not share:
         if held_out:
             raise ValueError("nothing is held out if held_out_share is 0: expected a share, or files for validation")
@@ -325,14 +169,14 @@ def _part(files: tuple[Path, ...], options: TextOptions, held_out: bool) -> _Tex
     total = sum(len(block.text) for block in whole.blocks())
     cut = int(total * (1.0 - share))
     if options.split != "file":  # the next document that begins there
-        cut = next((start for start in _starts(_fragments(whole.blocks(), options.split)) if start >= cut), total)
+        cut = next((start for start in _starts(fragments_of(whole.blocks(), options.split)) if start >= cut), total)
     if cut in (0, total):
         names = ", ".join(map(str, files[:3])) + (", …" if len(files) > 3 else "")
         raise ValueError(f"{names}: {total:,} characters are too few to hold {share:.1%} of them out")
-    return _Text(files, cut) if held_out else _Text(files, 0, cut)
+    return Text(files, cut) if held_out else Text(files, 0, cut)
 
 
-class _Fragment(NamedTuple):
+class Fragment(NamedTuple):
     """A part of a document, which may be empty."""
 
     text: str
@@ -340,13 +184,13 @@ class _Fragment(NamedTuple):
     at: int
 
 
-def _fragments(blocks: Iterable[_Block], split: Split) -> Iterator[_Fragment]:
+def fragments_of(blocks: Iterable[Block], split: Split) -> Iterator[Fragment]:
     """The documents in portions. No document goes on behind the end of a file."""
     for _, file in groupby(blocks, lambda block: block.file):
         yield from _SPLITS[split](file)
 
 
-def _starts(fragments: Iterable[_Fragment]) -> Iterator[int]:
+def _starts(fragments: Iterable[Fragment]) -> Iterator[int]:
     """Where documents begin."""
     ended = True
     for fragment in fragments:
@@ -355,188 +199,46 @@ def _starts(fragments: Iterable[_Fragment]) -> Iterator[int]:
         ended = fragment.ends or (ended and not fragment.text)
 
 
-def _by_file(blocks: Iterable[_Block]) -> Iterator[_Fragment]:
+def _by_file(blocks: Iterable[Block]) -> Iterator[Fragment]:
     end = 0
     for _, at, text in blocks:
-        yield _Fragment(text, False, at)
+        yield Fragment(text, False, at)
         end = at + len(text)
-    yield _Fragment("", True, end)
+    yield Fragment("", True, end)
 
 
-def _by_line(blocks: Iterable[_Block]) -> Iterator[_Fragment]:
+def _by_line(blocks: Iterable[Block]) -> Iterator[Fragment]:
     at = 0
     for block in blocks:
         at = block.at
         *lines, rest = block.text.split("\n")
         for line in lines:
-            yield _Fragment(line, True, at)
+            yield Fragment(line, True, at)
             at += len(line) + 1
         if rest:
-            yield _Fragment(rest, False, at)
+            yield Fragment(rest, False, at)
             at += len(rest)
-    yield _Fragment("", True, at)
+    yield Fragment("", True, at)
 
 
-def _by_blank(blocks: Iterable[_Block]) -> Iterator[_Fragment]:
+def _by_blank(blocks: Iterable[Block]) -> Iterator[Fragment]:
     is_open = is_filled = False  # whether the document has a line; whether the present line has more than spaces
     held, at = "", 0  # what the present line has so far, if that is nothing but spaces
     for text, ends, start in _by_line(blocks):
         at, held = start - len(held), held + text
         if is_filled or held.strip():
             line_end = "\n" if is_open and not is_filled else ""
-            yield _Fragment(line_end + held, False, at - len(line_end))
+            yield Fragment(line_end + held, False, at - len(line_end))
             held, is_filled = "", True
         if ends:
             if is_open and not is_filled:
-                yield _Fragment("", True, at)
+                yield Fragment("", True, at)
             held, is_open, is_filled = "", is_filled, False
-    yield _Fragment("", True, at)
+    yield Fragment("", True, at)
 
 
-_SPLITS: dict[str, Callable[[Iterable[_Block]], Iterator[_Fragment]]] = {
+_SPLITS: dict[str, Callable[[Iterable[Block]], Iterator[Fragment]]] = {
     "file": _by_file,
     "blank": _by_blank,
     "line": _by_line,
 }
-
-
-class _Piece(NamedTuple):
-    """What is tokenised as one: a document, or a part of one and what stands before it."""
-
-    context: str
-    text: str
-    ends: bool
-    at: int
-
-
-def _pieces(fragments: Iterable[_Fragment], is_stable: Callable[[str, str], bool], blank: bool) -> Iterator[_Piece]:
-    """The documents as pieces; blank ones only if they are wanted."""
-    context = text = ""
-    at, begun = 0, False
-    for fragment in fragments:
-        if not text:
-            at = fragment.at
-        text += fragment.text
-        while len(text) > _PIECE + _CONTEXT:
-            cut, found = _cut(text, is_stable)
-            yield _Piece(context, text[:cut], False, at)
-            context = text[max(cut - _CONTEXT, 0) : cut] if found else ""
-            text, at, begun = text[cut:], at + cut, True
-        if fragment.ends:
-            if begun or (text if blank else text.strip()):
-                yield _Piece(context, text, True, at)
-            context, text, begun = "", "", False
-
-
-def _cut(text: str, is_stable: Callable[[str, str], bool]) -> tuple[int, bool]:
-    """Where to cut a piece off, and whether what stands there is tokenised as it would be in the whole."""
-    for pattern in _CUTS:
-        places = deque((match.end() for match in pattern.finditer(text, _PIECE // 2, _PIECE)), _TRIES)
-        for place in reversed(places):
-            if is_stable(text[max(place - _CONTEXT, 0) : place], text[place : place + _CONTEXT]):
-                return place, True
-    return _PIECE, False
-
-
-class _Writer:
-    """A store while it is written: a file of tokens and one of offsets."""
-
-    def __init__(self, folder: Path, tokenizer: TextTokenizer, end: int | None) -> None:
-        if end is not None and not 0 <= end < tokenizer.vocab_size:
-            raise ValueError(f"the token behind a document must be below {tokenizer.vocab_size:,}, not {end}")
-        self.tokenizer, self.end = tokenizer, end
-        self.dtype = np.dtype(np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32)
-        self.count = self.total = self.unknown = 0
-        self.begun = 0  # where the present document began
-        self.tokens: BinaryIO = (folder / "text.tokens").open("wb")
-        self.offsets: BinaryIO = (folder / "text.offsets").open("wb")
-        self.offsets.write(np.zeros(1, np.int64).tobytes())
-
-    def is_stable(self, left: str, right: str) -> bool:
-        """Whether the tokens of the left stay as they are with the right behind it."""
-        both, alone = self.tokenizer.encode_batch([left + right, left])
-        return both[: len(alone)] == alone
-
-    def add(self, batch: Sequence[_Piece]) -> tuple[_Piece, int] | None:
-        """Write the tokens of some pieces; the first piece with something unknown, and which of its tokens that is."""
-        contexts = iter(self.tokenizer.encode_batch([piece.context for piece in batch if piece.context]))
-        rows = self.tokenizer.encode_batch([piece.context + piece.text for piece in batch])
-        unk = getattr(self.tokenizer, "unk", UNK)
-        tokens: list[int] = []
-        ends: list[int] = []
-        first = None
-        for piece, row in zip(batch, rows, strict=True):
-            own = row[len(next(contexts)) :] if piece.context else row
-            if unk in own:
-                first = first or (piece, own.index(unk))
-                self.unknown += own.count(unk)
-            tokens += own
-            if piece.ends and self.total + len(tokens) > self.begun:
-                tokens += [] if self.end is None else [self.end]
-                self.begun = self.total + len(tokens)
-                ends.append(self.begun)
-        self.tokens.write(np.array(tokens, self.dtype).tobytes())
-        self.offsets.write(np.array(ends, np.int64).tobytes())
-        self.total += len(tokens)
-        self.count += len(ends)
-        return first
-
-    def close(self) -> None:
-        for file in (self.tokens, self.offsets):
-            with file:
-                flush(file)
-
-    def sizes(self) -> dict[str, Any]:
-        return {"count": self.count, "total": self.total, "dtype": self.dtype.name}
-
-
-@dataclass
-class _Tally:
-    """Counts what passes."""
-
-    characters: int = 0
-    bytes: int = 0
-    words: int = 0
-    file: int = -1
-    inside: bool = False  # a word
-
-    def passing(self, blocks: Iterable[_Block]) -> Iterator[_Block]:
-        for block in blocks:
-            text = block.text
-            goes_on = self.inside and self.file == block.file and not text[0].isspace()
-            self.characters += len(text)
-            self.bytes += len(text.encode())
-            self.words += len(text.split()) - goes_on + text.count("\n")
-            self.file, self.inside = block.file, not text[-1].isspace()
-            yield block
-
-
-def _write(
-    writer: _Writer, text: _Text, options: TextOptions, progress: Callable[[int], None], allow_unknown: bool
-) -> TextFacts:
-    tally = _Tally()
-    fragments = _fragments(tally.passing(text.blocks()), options.split)
-    for batch in _batches(_pieces(fragments, writer.is_stable, options.split == "file")):
-        unknown = writer.add(batch)
-        if unknown is not None and writer.tokenizer.kind == "char" and not allow_unknown:
-            piece, index = unknown
-            place, character = text.place(piece.at + index), piece.text[index]
-            known = f"none of the {writer.tokenizer.vocab_size:,} known tokens"
-            raise ValueError(f"{place}: the character {character!r} (U+{ord(character):04X}) is {known}")
-        progress(tally.characters)
-    if not writer.count:
-        raise ValueError(f"{', '.join(map(str, text.files[:3]))}: there is no text in it")
-    return TextFacts(tally.characters, tally.bytes, tally.words, writer.unknown)
-
-
-def _batches(pieces: Iterable[_Piece]) -> Iterator[list[_Piece]]:
-    batch: list[_Piece] = []
-    size = 0
-    for piece in pieces:
-        batch.append(piece)
-        size += len(piece.text) + 1
-        if size >= _BATCH:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch

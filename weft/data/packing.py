@@ -22,7 +22,7 @@ from torch import Tensor
 
 from weft.config import PAD, nearest
 from weft.data.batching import scrambled
-from weft.data.documents import TextStore
+from weft.data.text_store import TextStore
 
 Sample = Literal["stream", "documents"]
 

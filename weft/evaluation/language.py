@@ -21,10 +21,11 @@ import torch
 from torch import nn
 
 from weft.api import Precision, load_language_model
-from weft.config import EOS, Recipe
+from weft.config import BOS, EOS, Recipe
 from weft.data.corpora import cache_folder, text_paths
-from weft.data.documents import TextOptions, TextStore, TextTokenizer, prepare_text
+from weft.data.documents import TextOptions
 from weft.data.packing import Sample, TokenBatch, in_order, sampled
+from weft.data.text_store import TextStore, TextTokenizer, prepare_text
 from weft.data.tokenizers import Tokenizer
 from weft.decoding.options import SearchOptions
 from weft.decoding.sampling import SamplingOptions, sample
@@ -176,7 +177,7 @@ def text_options(recipe: Recipe) -> TextOptions:
     """What a document is in a recipe, and how much of the training text is held out for validation."""
     data = recipe.data
     share = 0.0 if data.validation else data.held_out_share
-    return TextOptions(data.split, EOS if data.end else None, share)
+    return TextOptions(data.split, EOS if data.end else None, share, BOS if data.sample == "documents" else None)
 
 
 def text_of(recipe: Recipe, tokenizer: TextTokenizer, data: str | Sequence[str], eos: int = EOS) -> TextStore:
@@ -186,7 +187,8 @@ def text_of(recipe: Recipe, tokenizer: TextTokenizer, data: str | Sequence[str],
         OSError: if a file is missing.
         ValueError: if the text is empty or not UTF-8.
     """
-    options = TextOptions(recipe.data.split, eos if recipe.data.end and eos >= 0 else None)
+    begin = BOS if recipe.data.sample == "documents" else None
+    options = TextOptions(recipe.data.split, eos if recipe.data.end and eos >= 0 else None, begin=begin)
     return prepare_text(text_paths(data), tokenizer, options, cache_folder() / "text", allow_unknown=True)
 
 

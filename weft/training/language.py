@@ -18,8 +18,9 @@ import torch
 from weft import folder
 from weft.config import Recipe
 from weft.data.corpora import cache_folder, text_paths
-from weft.data.documents import TextOptions, TextStore, prepare_text, read_text
+from weft.data.documents import TextOptions, read_text
 from weft.data.packing import PackedBatches
+from weft.data.text_store import TextStore, prepare_text
 from weft.data.tokenizers import Tokenizer, TokenizerPair
 from weft.data.vocabulary import kept_pair, make_pair
 from weft.evaluation.language import row_length, text_options, validation_text, validator
