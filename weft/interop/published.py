@@ -10,6 +10,9 @@ import os
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+import torch
+from torch import Tensor
+
 from weft.config import GPTConfig, Recipe, Specials
 from weft.interop import huggingface, llama2c
 from weft.interop.huggingface import CONFIG, Weights
@@ -79,7 +82,8 @@ def write_published(path: str | os.PathLike[str], model: GPT, config: GPTConfig,
         return f"{path}: a model of llama2.c; it needs the vocabulary that the model was published with beside it"
     pad, bos, eos, _ = model.specials
     special = {name: number for name, number in (("bos", bos), ("eos", eos), ("pad", pad)) if number >= 0}
-    huggingface.write(path, config, model.state_dict(), special)
+    config, tensors = _with_biases(config, model.state_dict())
+    huggingface.write(path, config, tensors, special)
     vocabulary.save(path / "tokenizer.json")
     return f"{path}: a folder of transformers"
 
@@ -105,6 +109,17 @@ def _model(path: Path, weights: Weights, vocabulary: Vocabulary, roles: dict[str
     beyond = tuple(range(vocabulary.vocab_size, weights.vocab_size))  # rows that only round the size up
     model.specials = Specials(pad=-1, bos=eos if bos is None else bos, eos=eos, never=beyond)
     return model.eval()
+
+
+def _with_biases(config: GPTConfig, tensors: dict[str, Tensor]) -> tuple[GPTConfig, dict[str, Tensor]]:
+    """The same model with biases of 0 where it has none, if it is like a GPT-2, which has them all."""
+    if config.positions != "learned":
+        return config, tensors
+    whole = config.model_copy(update={"bias": True, "attention_bias": None})
+    size = len(tensors["embedding"])
+    zeros = {name: torch.zeros(tensor.shape) for name, tensor in outline(whole, size, size).state_dict().items()}
+    missing = {name: zero for name, zero in zeros.items() if name.endswith("bias")}
+    return whole, {**missing, **tensors}
 
 
 def _recipe(path: Path, weights: Weights) -> Recipe:

@@ -42,6 +42,7 @@ class Size:
                 "steps": steps,
                 "batch_tokens": self.batch_tokens,
                 "learning_rate": self.learning_rate,
+                "schedule": "cosine",
                 "warmup": min(2000, steps // 5),
                 "validate_every": every,
                 "save_every": every,
@@ -54,8 +55,8 @@ class Size:
 
 # pairs from, words, dim, layers, dropout, epochs, learning rate, tokens of a batch
 SIZES = (
-    Size(0, 2_000, 128, 2, 0.3, 60, 3e-3, 1024),
-    Size(10_000, 4_000, 128, 3, 0.3, 40, 3e-3, 2048),
+    Size(0, 4_000, 256, 2, 0.3, 60, 1.5e-3, 1024),
+    Size(10_000, 8_000, 256, 3, 0.3, 22, 1.5e-3, 2048),
     Size(50_000, 8_000, 256, 3, 0.2, 20, 1.5e-3, 4096),
     Size(500_000, 16_000, 512, 6, 0.1, 10, 7e-4, 8192),
     Size(5_000_000, 32_000, 512, 6, 0.1, 4, 7e-4, 16384),
