@@ -167,17 +167,18 @@ def _generate(
     frequency_penalty: Annotated[float | None, typer.Option(help="Above 0: less of what came often.")] = None,
     no_repeat: Annotated[int | None, typer.Option(min=0, help="No so many tokens in a row come twice.")] = None,
     beam: Annotated[int | None, typer.Option(min=1, help="Search with a beam instead of drawing.")] = None,
+    sample: Annotated[bool | None, typer.Option(help="Draw, or take the best. Else as the recipe says.")] = None,
     seed: Annotated[int | None, typer.Option(help="Of the draw.")] = None,
     exact: Annotated[bool | None, _EXACT] = None,
     walk: Annotated[bool, typer.Option("--walk", help="Show every step from the prompt to the next token.")] = False,
     precision: Annotated[Precision, _PRECISION] = "auto",
     json: Annotated[bool, _JSON] = False,
 ) -> None:
-    """Go on from the prompts. One alone is shown token by token as it comes."""
+    """Go on from the prompts. One alone is shown token by token as it comes, several on a line each."""
     from weft import api
 
     given: api.GenerateOptions = {
-        "n": n,
+        "n": None if n == 1 else n,
         "max_tokens": max_tokens,
         "stop": stop or None,
         "temperature": temperature,
@@ -189,30 +190,33 @@ def _generate(
         "frequency_penalty": frequency_penalty,
         "no_repeat": no_repeat,
         "beam": beam,
+        "sample": sample,
         "seed": seed,
         "exact": exact,
     }
     language_model = api.load_language_model(model, precision)
-    prompts = list(prompt) if prompt else list(_stdin())
     if walk:
+        if json:
+            raise ValueError("--json: a walk is told in words only")
         from weft.views.walk import show
 
-        for text in prompts:
+        for text in prompt or _stdin():
             show(language_model.walk(text, **given))
         return
-    if len(prompts) == 1 and n == 1 and not json and (beam or 1) == 1:
-        typer.echo(prompts[0], nl=False)
-        for piece in language_model.stream(prompts[0], **given):
+    if prompt and len(prompt) == 1 and n == 1 and not json and (beam or 1) == 1:
+        pieces = language_model.stream(prompt[0], **given)
+        typer.echo(prompt[0] + next(pieces, ""), nl=False)  # what is wrong is told before anything is shown
+        for piece in pieces:
             typer.echo(piece, nl=False)
             sys.stdout.flush()
         typer.echo()
         return
-    for found in language_model.generate(prompts, **given):
+    for found in language_model.generate_lines(prompt or _stdin(), **given):
         if json:
             typer.echo(found.json())
-            continue
-        for best in found.n_best:
-            typer.echo(f"{best.log_prob:.2f}\t{_line(found.prompt + best.text)}" if n > 1 else found.full)
+        for best in () if json else found.n_best:
+            whole = _line(found.prompt + best.text)
+            typer.echo(f"{best.log_prob:.2f}\t{whole}" if n > 1 else whole)
 
 
 @app.command("convert")
@@ -239,8 +243,11 @@ def _evaluate(
     ] = None,
     baseline: Annotated[str | None, typer.Option(help="Another model, to compare with by paired bootstrap.")] = None,
     beam: Annotated[int | None, _BEAM] = None,
-    tokenize: Annotated[str, typer.Option(help="sacreBLEU's tokenizer; none for text that is tokenised.")] = "13a",
+    tokenize: Annotated[
+        str | None, typer.Option(help="sacreBLEU's tokenizer, 13a if nothing is said; none for tokenised text.")
+    ] = None,
     output: Annotated[Path | None, typer.Option(help="A file for the translations, a line each.")] = None,
+    length: Annotated[int | None, typer.Option(min=1, help="Of a language model: tokens of a window.")] = None,
     stride: Annotated[int | None, typer.Option(min=1, help="Of a language model: from window to window.")] = None,
     nanogpt: Annotated[bool, typer.Option("--nanogpt", help="Of a language model: estimate as nanoGPT does.")] = False,
     exact: Annotated[bool | None, _EXACT] = None,
@@ -253,20 +260,27 @@ def _evaluate(
 
     given = data[0] if data and len(data) == 1 else data
     task = api.task_of(model)
-    others: dict[str, object] = {"stride": stride, "nanogpt": nanogpt or None}
+    others: dict[str, object] = {"length": length, "stride": stride, "nanogpt": nanogpt or None}
     if task == "language":
-        others = {"baseline": baseline, "beam": beam, "output": output, "exact": exact}
+        others = {"baseline": baseline, "beam": beam, "tokenize": tokenize, "output": output, "exact": exact}
     if wrong := [f"--{name}" for name, value in others.items() if value is not None]:
         raise ValueError(f"{', '.join(wrong)}: not for the task {task!r}, which {model} is for")
     if task == "language":
         report: language.Report | translation.Report = language.evaluate_folder(
-            model, given, stride=stride, nanogpt=nanogpt, precision=precision
+            model, given, length=length, stride=stride, nanogpt=nanogpt, precision=precision
         )
     elif not given:
         raise ValueError("nothing to translate: give a TSV file, two files, or a part of a named set")
     else:
         report = translation.evaluate_folder(
-            model, given, baseline, tokenize=tokenize, output=output, precision=precision, beam=beam, exact=exact
+            model,
+            given,
+            baseline,
+            tokenize=tokenize or "13a",
+            output=output,
+            precision=precision,
+            beam=beam,
+            exact=exact,
         )
     typer.echo(report.json() if json else report.text())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,7 +13,7 @@ import torch
 import weft
 from weft import api, cli, folder
 from weft.api import LanguageModel
-from weft.config import EOS, Recipe
+from weft.config import BOS, EOS, Recipe
 from weft.data.tokenizers import TokenizerPair
 from weft.data.vocabulary import train_tokenizer
 from weft.models import build
@@ -126,11 +127,15 @@ def test_text_goes_on_beyond_the_context(chars: LanguageModel) -> None:
     assert len(found.n_best[0].ids) == 100 or found.n_best[0].finished
     long = "O Romeo, Romeo! wherefore art thou Romeo? " * 3
     assert chars.generate(long, temperature=0, max_tokens=4).text  # the end of it is what the model sees
-    kept = chars.vocabulary.encode_batch([long])[0][-chars._bare.max_len :] if chars._bare.max_len else []
-    assert (
-        chars.next(long)[0].probability == pytest.approx(float(logits_after(chars, kept).softmax(-1).max()), abs=0.2)
-        or len(kept) > 16
-    )
+    with pytest.raises(ValueError, match="max_len is 32"):
+        cast(Any, chars.model).step(torch.full((1, 40), 5), cast(Any, chars.model).start(torch.tensor([[5]])))
+    ids = chars.vocabulary.encode_batch([long])[0]
+    seen = len(ids) - int(chars._endless._begins(torch.tensor([len(ids)])))  # type: ignore[attr-defined]
+    assert 16 <= seen <= 32
+    module = cast(Any, chars.model)
+    with torch.no_grad():
+        expected = module.logits(module(torch.tensor([ids[-seen:]])))[0, -1].softmax(-1).max()
+    assert chars.next(long)[0].probability == pytest.approx(float(expected), abs=1e-5)
 
 
 def test_nothing_to_go_on_from() -> None:
@@ -140,7 +145,7 @@ def test_nothing_to_go_on_from() -> None:
     assert lines.generate("", seed=1).prompt_ids == tuple(lines.vocabulary.encode_batch(["\n"])[0])
     for seed in range(20):
         assert EOS not in lines.generate("O", seed=seed, max_tokens=20).n_best[0].ids
-    words = model_of("word", overrides=("data.end=false",))
+    words = model_of("word", overrides=("data.end=false", "data.split=line"))
     with pytest.raises(ValueError, match="no token that begins a text: give some text"):
         words.generate("")
 
@@ -229,14 +234,79 @@ def test_the_way_out_and_back(tmp_path: Path, sizes: dict[str, Any], capsys: pyt
         ours = module.logits(module(torch.tensor([list(ids)])))
         close = (ours - theirs(torch.tensor([list(ids)])).logits).abs().max() / ours.abs().max()
     assert float(close) < 1e-5
-    words = transformers.PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "out" / "tokenizer.json"))
-    assert words("O Romeo", add_special_tokens=False)["input_ids"] == list(ids)
+    words = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert words("O Romeo, thy\nname")["input_ids"] == model.vocabulary.encode_batch(["O Romeo, thy\nname"])[0]
+    assert (words.eos_token_id, words.pad_token_id) == (EOS, 0)
     back = weft.load(tmp_path / "out", precision="fp32")
     assert isinstance(back, LanguageModel)
     fixed = {"temperature": 0, "max_tokens": 12}
     assert back.generate("O Romeo", **fixed).text == model.generate("O Romeo", **fixed).text
     assert cli.main(["convert", str(tmp_path / "m"), str(tmp_path / "out")]) == 2  # it is not overwritten
     assert "holds a model already" in capsys.readouterr().err
+
+
+def test_what_opens_a_text_and_what_ends_it_goes_out_too(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    apart = model_of("bpe", overrides=("data.sample=documents",), activation="gelu_tanh")
+    assert apart.opening == (BOS,)
+    apart.export(tmp_path / "apart")
+    back = weft.load(tmp_path / "apart", precision="fp32")
+    assert isinstance(back, LanguageModel)
+    assert back.opening == (BOS,)
+    fixed = {"temperature": 0, "max_tokens": 12}
+    assert back.generate("O Romeo", **fixed).n_best[0].ids == apart.generate("O Romeo", **fixed).n_best[0].ids
+    words = transformers.AutoTokenizer.from_pretrained(tmp_path / "apart")
+    assert words("O Romeo")["input_ids"] == list(apart.generate("O Romeo", **fixed).prompt_ids)
+    config = tmp_path / "apart" / "tokenizer_config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "add_bos_token": False}))
+    assert cast(Any, weft.load(tmp_path / "apart")).opening == ()
+    endless = model_of("bpe", overrides=("data.end=false",), activation="gelu_tanh")
+    endless.export(tmp_path / "endless")
+    assert "eos_token_id" not in json.loads((tmp_path / "endless" / "config.json").read_text())
+    assert cast(Any, weft.load(tmp_path / "endless")).generate("O", seed=1, max_tokens=50).n_best[0].finished is False
+
+
+def test_several_tokens_may_end_a_text(tmp_path: Path) -> None:
+    model = model_of("bpe", activation="gelu_tanh")
+    model.export(tmp_path / "m")
+    fixed = {"seed": 5, "max_tokens": 20}
+    whole = model.generate("O Romeo", **fixed).n_best[0].ids
+    end = next(token for place, token in enumerate(whole) if place > 1 and token not in whole[:place])
+    config = tmp_path / "m" / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "eos_token_id": [EOS, end], "pad_token_id": -1}))
+    found = cast(Any, weft.load(tmp_path / "m", precision="fp32")).generate("O Romeo", **fixed)
+    assert found.n_best[0].ids == whole[: whole.index(end)]
+    assert found.n_best[0].finished
+    beam = cast(Any, weft.load(tmp_path / "m", precision="fp32")).generate("O Romeo", beam=3, n=3, max_tokens=20)
+    assert all(end not in best.ids for best in beam.n_best)
+
+
+def test_a_model_may_have_more_rows_than_the_vocabulary_has_tokens(tmp_path: Path) -> None:
+    model = model_of(activation="gelu_tanh")
+    module, size = cast(Any, model.model), model.vocabulary.vocab_size
+    wide = build(model.recipe.model, size + 6, size + 6).eval()
+    state = {**module.state_dict(), "embedding": torch.cat([module.embedding.data, 9 * module.embedding.data[4:10]])}
+    wide.load_state_dict(state)
+    LanguageModel.trained(wide, model.recipe, model.vocabulary).export(tmp_path / "m")
+    loaded = weft.load(tmp_path / "m", precision="fp32")
+    assert isinstance(loaded, LanguageModel)
+    assert max(loaded.generate("O Romeo", seed=1, max_tokens=40).n_best[0].ids) < size
+    assert any(choice.token.startswith("#") for choice in loaded.next("O Romeo", k=100))
+    assert loaded.walk("O Romeo").draw.chosen < size
+
+
+def test_prompts_come_as_a_stream(chars: LanguageModel) -> None:
+    read: list[str] = []
+
+    def prompts() -> Iterator[str]:
+        for prompt in PROMPTS:
+            read.append(prompt)
+            yield prompt
+
+    found = chars.generate_lines(prompts(), window=2, seed=3, exact=True)
+    assert next(found) == chars.generate(PROMPTS[0], seed=3, exact=True)
+    assert len(read) == 2
+    assert [each.prompt for each in found] == PROMPTS[1:]
 
 
 def test_the_shell_generates(tmp_path: Path, chars: LanguageModel, capsys: pytest.CaptureFixture[str]) -> None:

@@ -167,11 +167,38 @@ def test_a_validation_text_of_its_own_may_have_unknown_characters(tmp_path: Path
 
 def test_documents_are_kept_apart(tmp_path: Path) -> None:
     path = written(tmp_path / "x.txt", "".join(echoes(5, seed) + "\n" for seed in range(40)))
-    made = recipe(path, data={"split": "line", "sample": "documents", "length": 8}, training={"steps": 2})
+    apart = {"split": "line", "sample": "documents", "length": 8}
+    with pytest.raises(
+        ValueError, match=r"data\.length=8 would leave learned positions up to model\.max_len=16 untrained"
+    ):
+        language.prepared(recipe(path, data=apart), Told())
+    made = recipe(path, data=apart, model={"positions": "rotary"}, training={"steps": 2})
     batch = language.prepared(made, Told()).batches.at(0)
     assert batch.tokens.shape == (32, 9)
     assert batch.segments is not None
     assert math.isfinite(language.train(made, tmp_path / "run", Told()).metrics["loss"])
+
+
+def test_a_word_is_learned_as_it_stands_at_the_start_of_a_line(tmp_path: Path) -> None:
+    """In running text a line's first word has no space before it, but a line end."""
+    path = written(tmp_path / "x.txt", "Romeo sees Citizen\nCitizen sees Romeo\n\nRomeo runs\n" * 60)
+    made = recipe(path, tokenizer={"kind": "bpe", "vocab_size": 400})
+    tokenizer = language.prepared(made, Told()).tokenizer
+    labels = tokenizer.tokens(tokenizer.encode("Romeo sees Citizen\nCitizen sees Romeo\n\nRomeo runs"))
+    assert labels == ["▁Romeo", "▁sees", "▁Citizen", "\\n", "Citizen", "▁sees", "▁Romeo", "\\n\\n", "Romeo", "▁runs"]
+    with pytest.raises(ValueError, match=r"needs data\.split=line"):
+        language.prepared(recipe(path, tokenizer={"kind": "word"}), Told())
+
+
+def test_the_schedule_follows_the_steps_that_are_asked_for(tmp_path: Path) -> None:
+    path = written(tmp_path / "x.txt", echoes(3000))
+    few = language.choose([f"data.train={path}", "training.steps=40"], Told()).training
+    assert (few.steps, few.warmup) == (40, 2)
+    assert few.validate_every <= 40
+    usual = language.choose([f"data.train={path}"], Told()).training
+    gathered = language.choose([f"data.train={path}", "training.accumulate=2", "training.steps=1000"], Told()).training
+    assert gathered.steps == 1000
+    assert usual.steps == 500
 
 
 def test_a_tokenizer_is_trained_once_or_brought_along(tmp_path: Path) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import fields
 from hashlib import sha256
 from queue import SimpleQueue
 from threading import Event, Thread
@@ -15,9 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from weft.api.results import Candidate, Choice, Continuation
-from weft.api.search import Search, SearchKeys, batches, known, make_search
+from weft.api.search import Search, SearchKeys, batches, known, make_search, windows
 from weft.api.walk import walk
-from weft.config import BOS, EOS, PAD, UNK, GPTConfig, Recipe, Specials
+from weft.config import BOS, UNK, GPTConfig, Recipe
 from weft.decoding.options import Hypothesis
 from weft.decoding.sampling import SamplingOptions
 from weft.decoding.score import score
@@ -28,6 +30,9 @@ from weft.models.contract import Seq2Seq
 from weft.models.gpt import GPT
 from weft.views.stream import Walk
 
+WINDOW = 64  # prompts that are read before the first of them goes on
+WALKED = 256  # the longest prompt of a walk, in tokens
+_BEFORE = 32  # so many tokens of a prompt are decoded with what follows
 _BYTE = re.compile("<0x[0-9A-F]{2}>")
 
 
@@ -37,7 +42,8 @@ class Options(SearchKeys, total=False):
     Attributes:
         n: how many continuations of each prompt, most probable first.
         max_tokens: so many tokens at most; ``decoding.max_extra`` of the recipe.
-        stop: a text, or several, at which a continuation ends; it does not belong to it.
+        stop: a text, or several, at which a continuation ends; it does not belong to its ``text``, but its tokens are
+            among the ``ids``, and count for the log-probability.
     """
 
     n: int | None
@@ -81,15 +87,14 @@ class LanguageModel:
     def __init__(self, model: nn.Module, recipe: Recipe, vocabulary: Vocabulary, opening: Sequence[int] = ()) -> None:
         self.model, self.recipe, self.vocabulary, self.opening = model, recipe, vocabulary, tuple(opening)
         self._bare = cast(Seq2Seq, model)
+        self._size = len(cast(GPT, model).embedding)
         self._endless = cast(Seq2Seq, Sliding(model)) if self._bare.max_len is not None else self._bare
 
     @classmethod
     def trained(cls, model: nn.Module, recipe: Recipe, vocabulary: Vocabulary) -> LanguageModel:
-        """One that weft trained: with weft's specials, of which an end that never came in training never comes."""
-        unseen = (PAD, BOS, UNK) if recipe.data.end else (PAD, BOS, UNK, EOS)
-        apart = recipe.data.sample == "documents"  # then each begins with BOS, else where another one ends
-        cast(Seq2Seq, model).specials = Specials(bos=BOS if apart else EOS, never=unseen)
-        return cls(model, recipe, vocabulary, (BOS,) if apart else ())
+        """One that weft trained, with its recipe's specials."""
+        cast(Seq2Seq, model).specials = recipe.specials
+        return cls(model, recipe, vocabulary, (BOS,) if recipe.data.sample == "documents" else ())
 
     def __repr__(self) -> str:
         count = sum(parameter.numel() for parameter in self.model.parameters())
@@ -128,6 +133,21 @@ class LanguageModel:
         found = self._generated(texts, self._encoded(texts), search, stops)
         return found[0] if isinstance(prompt, str) else found
 
+    def generate_lines(
+        self, prompts: Iterable[str], window: int = WINDOW, **options: Unpack[Options]
+    ) -> Iterator[Continuation]:
+        """Go on from each of a stream of prompts, in their order, holding no more than a window of them.
+
+        Raises:
+            ValueError: as ``generate``.
+        """
+        search, stops = self.search(**options)
+        return (
+            found
+            for some in windows(iter(prompts), window)
+            for found in self._generated(some, self._encoded(some), search, stops)
+        )
+
     def stream(self, prompt: str, **options: Unpack[Options]) -> Iterator[str]:
         """The text of one continuation, piece by piece, as it comes.
 
@@ -165,26 +185,33 @@ class LanguageModel:
         with searching(self._endless, exact=False):
             state = begin(self._endless, source)
             hidden, _ = self._endless.step(self._endless.first(source)[:, None], state)
-            values, tokens = top(predict(self._endless, hidden[:, -1]), min(k, self.vocabulary.vocab_size))
-        labels = self.vocabulary.tokens(tokens[0].tolist())
+            log_probs = predict(self._endless, hidden[:, -1])
+            values, tokens = top(log_probs, min(k, log_probs.shape[1]))
+        labels = self._labels(tokens[0].tolist())
         return [Choice(label, value) for label, value in zip(labels, values[0].exp().tolist(), strict=True)]
 
     def walk(self, prompt: str, **options: Unpack[Options]) -> Walk:
         """Everything that happens from a prompt to the next token, every number that the model made on the way.
 
         Args:
-            prompt: a text that fits into the context.
-            options: of the draw of the next token; the rest say nothing here.
+            prompt: a text of at most 256 tokens, which fits into the context.
+            options: of the draw of the next token.
 
         Raises:
-            ValueError: if the prompt is longer than the context, and as ``generate``.
+            ValueError: if the prompt is longer, or an option is not of the next token; and as ``generate``.
         """
+        if wrong := [name for name in ("n", "stop", "max_tokens", "beam") if options.get(name) is not None]:
+            raise ValueError(f"{', '.join(wrong)}: a walk goes to the next token only")
         search, _ = self.search(**options)
         (row,) = self._encoded([prompt])
+        if len(row) > WALKED:
+            raise ValueError(
+                f"a walk keeps every number of every head: expected at most {WALKED} tokens, not {len(row)}"
+            )
         likeliest = SamplingOptions(top_k=1)
         assert isinstance(self.model, GPT)
         drawn = search.sampling or likeliest
-        return walk(self.model, row, self.vocabulary.tokens, drawn, search.options, _numbers([row])[0])
+        return walk(self.model, row, self._labels, drawn, search.options, _numbers([row])[0])
 
     def export(self, path: str | os.PathLike[str]) -> str:
         """Write the model for others: a folder of transformers, or a file of llama2.c if the path ends with .bin.
@@ -199,7 +226,7 @@ class LanguageModel:
         model, config = self.model, self.recipe.model
         assert isinstance(model, GPT)
         assert isinstance(config, GPTConfig)
-        return write_published(path, model, config, self.vocabulary)
+        return write_published(path, model, config, self.vocabulary, self.opening)
 
     def search(self, **options: Unpack[Options]) -> tuple[Search, tuple[str, ...]]:
         """The search that these options and the recipe's defaults ask for, and the stop strings.
@@ -214,8 +241,9 @@ class LanguageModel:
             raise ValueError("a stop must be some text: every text has '' in it")
         if "max_tokens" in given:
             given["max_extra"] = given.pop("max_tokens")
-        if given.get("temperature") == 0.0:  # what many mean by it
-            del given["temperature"]
+        if given.get("temperature") == 0.0:  # what many mean by it; nothing is drawn then
+            for key in fields(SamplingOptions):
+                given.pop(key.name, None)
             given["sample"] = False
         n = given.pop("n", 1)
         search = make_search(self.recipe.decoding, given, n)
@@ -226,7 +254,18 @@ class LanguageModel:
     def _encoded(self, prompts: Sequence[str]) -> list[list[int]]:
         """The tokens of each prompt, what the model puts before it among them; at least one."""
         rows = [[*self.opening, *ids] for ids in self.vocabulary.encode_batch(prompts)]
+        for prompt, row in zip(prompts, rows, strict=True):
+            if row and max(row) >= self._size:
+                label = self.vocabulary.tokens([max(row)])[0]
+                raise ValueError(
+                    f"the model has no embedding for {label!r}, which the prompt {prompt[:40]!r} has in it"
+                )
         return [row or self._beginning() for row in rows]
+
+    def _labels(self, ids: Sequence[int]) -> list[str]:
+        """A label for each token; a number for those that only round the size of the model up."""
+        known = self.vocabulary.vocab_size
+        return [self.vocabulary.tokens([number])[0] if number < known else f"#{number}" for number in ids]
 
     def _beginning(self) -> list[int]:
         """What stands before a text of which nothing is given: the end of another, or of a line."""
@@ -249,7 +288,9 @@ class LanguageModel:
         """Each prompt's continuations, in order: prompts of like length go on together."""
         found: list[list[Candidate]] = [[]] * len(rows)
         numbers = _numbers(rows)
-        for places in batches(range(len(rows)), [len(row) for row in rows], search.source_tokens):
+        most = self._bare.max_len or math.inf  # a row's memory grows with its text, up to the context
+        sizes = [int(min(len(row) + search.options.max_extra, most)) for row in rows]
+        for places in batches(range(len(rows)), sizes, search.source_tokens):
             source = padded([rows[place] for place in places], torch.device("cpu"), self._bare.specials.pad)
             texts = [_Text(self.vocabulary, rows[place], stops) for place in places]
             copies = search.sampling.samples if search.sampling else 1
@@ -292,13 +333,13 @@ class _Text:
     """The continuations of one prompt as text."""
 
     def __init__(self, vocabulary: Vocabulary, prompt: Sequence[int], stops: Sequence[str]) -> None:
-        self.vocabulary, self.prompt, self.stops = vocabulary, list(prompt), stops
-        self.before = vocabulary.decode(prompt)
+        self.vocabulary, self.prompt, self.stops = vocabulary, list(prompt[-_BEFORE:]), stops
+        self.before = vocabulary.decode(self.prompt)
 
     def of(self, tokens: Sequence[int]) -> tuple[str, bool]:
         """What these tokens add to the prompt's text, up to a stop, and whether there was one.
 
-        The prompt is decoded with them, since the space before a word may be part of it only behind another.
+        The prompt's end is decoded with them, since the space before a word may be part of it only behind another.
         """
         whole = self.vocabulary.decode([*self.prompt, *tokens])
         text = whole.removeprefix(self.before) if whole.startswith(self.before) else self.vocabulary.decode(tokens)

@@ -128,3 +128,20 @@ def batches(places: Sequence[int], lengths: Sequence[int], most: int) -> Iterato
         batch.append(place)
     if batch:
         yield batch
+
+
+def windows(texts: Iterator[str], size: int) -> Iterator[list[str]]:
+    """So many texts at a time; if one cannot be read, those before it come first."""
+    some: list[str] = []
+    try:
+        for text in texts:
+            some.append(text)
+            if len(some) == size:
+                yield some
+                some = []
+    except Exception:
+        if some:
+            yield some
+        raise
+    if some:
+        yield some

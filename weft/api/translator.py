@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from weft.api.results import Alignment, Candidate, Choice, Translation
-from weft.api.search import Search, SearchKeys, batches, known, make_search
+from weft.api.search import Search, SearchKeys, batches, known, make_search, windows
 from weft.config import EOS, PAD, UNK, Recipe
 from weft.data.tokenizers import TokenizerPair
 from weft.decoding.align import align
@@ -220,7 +220,7 @@ class Translator:
         self, texts: Iterator[str], window: int, skipped: Callable[[str], None] | None, search: Search
     ) -> Iterator[Translation]:
         number = 0
-        for some in _windows(texts, window):
+        for some in windows(texts, window):
             lines = self._read(some, number)
             faults = [place for place, line in enumerate(lines) if line.fault]
             whole = lines[: faults[0]] if faults and skipped is None else lines
@@ -325,23 +325,6 @@ class _Line:
 
 
 _UNKNOWN = "<unk>"  # what an unknown word is written as
-
-
-def _windows(texts: Iterator[str], size: int) -> Iterator[list[str]]:
-    """So many texts at a time; if one cannot be read, those before it come first."""
-    some: list[str] = []
-    try:
-        for text in texts:
-            some.append(text)
-            if len(some) == size:
-                yield some
-                some = []
-    except Exception:
-        if some:
-            yield some
-        raise
-    if some:
-        yield some
 
 
 def _padded(rows: Sequence[Sequence[int]]) -> Tensor:

@@ -115,6 +115,18 @@ class Recipe(Section):
                     raise ValueError(f"data.{name} is for the task {task!r}, not for {self.task!r}")
         return self
 
+    @property
+    def specials(self) -> Specials:
+        """The tokens that mean something to a search of a model that this recipe trains.
+
+        Texts that see each other follow on the end of another; those kept apart begin with BOS. An end that never came
+        in training never comes.
+        """
+        if self.task == "translation":
+            return Specials()
+        unseen = (PAD, BOS, UNK) if self.data.end else (PAD, BOS, UNK, EOS)
+        return Specials(bos=BOS if self.data.sample == "documents" else EOS, never=unseen)
+
     @classmethod
     def make(cls, tree: Mapping[str, Any], overrides: Iterable[str] = ()) -> Self:
         """A recipe from a tree of values, changed by overrides such as ``model.dim=128``.

@@ -17,12 +17,19 @@ class Specials(NamedTuple):
         bos: what a text begins with.
         eos: what it ends with.
         never: what is never chosen as the next token.
+        others: tokens besides ``eos`` that end a text too.
     """
 
     pad: int = PAD
     bos: int = BOS
     eos: int = EOS
     never: tuple[int, ...] = (PAD, BOS)
+    others: tuple[int, ...] = ()
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """All tokens that end a text; none if the vocabulary has no such token."""
+        return tuple(number for number in (self.eos, *self.others) if number >= 0)
 
 
 Share = Annotated[float, Field(ge=0.0, lt=1.0)]

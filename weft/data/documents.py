@@ -14,13 +14,14 @@ import codecs
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 from weft.config import EOS
-from weft.data.text import existing, opened, say_once
+from weft.data.disk import digest
+from weft.data.text import content_digest, existing, opened, say_once
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 Split = Literal["file", "blank", "line"]
@@ -56,14 +57,25 @@ class TextOptions:
 
 
 def read_text(paths: Paths, options: TextOptions, *, held_out: bool = False) -> Iterator[str]:
-    r"""The text in portions of a line or less, as documents have it, with its line ends: to train a tokenizer.
+    r"""The text in portions of a line or less, as documents have it, to train a tokenizer.
+
+    What goes on from the portion before it begins with the line ends that stand there.
 
     Raises:
         ValueError: if it is not UTF-8, naming file and line.
         OSError: if a file cannot be read.
     """
     for fragment in fragments_of(part_of(files_of(paths), options, held_out).blocks(), options.split):
-        yield from re.findall(r"[^\n]*\n|[^\n]+", fragment.text)
+        yield from re.findall(r"\n*[^\n]+|\n+", fragment.text)
+
+
+def fingerprint_of(paths: Paths, options: TextOptions) -> str:
+    """The same for the same text, cut into the same documents, and for no other.
+
+    Raises:
+        OSError: if a file cannot be read.
+    """
+    return digest([[content_digest(path) for path in files_of(paths)], asdict(options)])
 
 
 def files_of(paths: Paths) -> tuple[Path, ...]:

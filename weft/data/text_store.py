@@ -24,8 +24,17 @@ from numpy.typing import NDArray
 
 from weft.config import UNK
 from weft.data.disk import Sequences, digest, flush, once, open_sequences, save_json, sync
-from weft.data.documents import Block, Fragment, Paths, Text, TextOptions, files_of, fragments_of, part_of
-from weft.data.text import content_digest
+from weft.data.documents import (
+    Block,
+    Fragment,
+    Paths,
+    Text,
+    TextOptions,
+    files_of,
+    fingerprint_of,
+    fragments_of,
+    part_of,
+)
 
 _FORMAT = 1  # a store of another format is made again
 _PIECE = 1 << 16  # characters of a document that are tokenised as one, about
@@ -161,9 +170,8 @@ def prepare_text(
         OSError: if a file cannot be read or the store cannot be written.
     """
     files = files_of(paths)
-    content = [content_digest(path) for path in files]
-    part = [asdict(options), held_out, allow_unknown]
-    fingerprint = digest(["text", _FORMAT, content, tokenizer.fingerprint(), part])
+    part = [fingerprint_of(paths, options), held_out, allow_unknown]
+    fingerprint = digest(["text", _FORMAT, tokenizer.fingerprint(), part])
 
     def make(folder: Path) -> None:
         text = part_of(files, options, held_out)

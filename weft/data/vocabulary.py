@@ -80,6 +80,7 @@ def kept_pair(
 def train_tokenizer(lines: Iterable[str], config: TokenizerConfig) -> Tokenizer:
     """A tokenizer of ``config.kind`` with at most ``config.vocab_size`` tokens, from lines that are gone through once.
 
+    A line is a text of its own, whose first word a space opens, unless it begins with a line end: then it goes on.
     The lines are not kept, only their different words; beyond a million of these, the rarest are forgotten on the way.
     Up to there, the same lines in any order give the same tokenizer. bpe and unigram give at most half of their room
     to single characters; rarer ones are spelled in bytes.
@@ -100,13 +101,14 @@ def train_tokenizer(lines: Iterable[str], config: TokenizerConfig) -> Tokenizer:
     if room < 0:
         what = f"{config.kind} starts from {len(first)} specials and bytes"
         raise ValueError(f"tokenizer.vocab_size must be at least {len(first)}, since {what}, not {config.vocab_size}")
-    words = _counted(lines)
-    check_unicode(words)
+    words, bare = _counted(lines, goes_on=config.kind != "word")
+    check_unicode(chain(words, bare))
     if config.kind == "word":
         del words[""]
         vocab = numbered([*first, *(f" {word}" for word in _frequent(words, room))])
         return _built(models.WordLevel(vocab, unk_token=SPECIALS[UNK]), SPACES)
-    pieces = _pieces(_frequent(words, _LEARNED), (room + 1) // 2)
+    opened = {f" {word}": count for word, count in _frequent(words, _LEARNED).items()}
+    pieces = _pieces({**_frequent(bare, _LEARNED), **opened}, (room + 1) // 2)
     if config.kind == "bpe":
         vocab, merges = _bpe(pieces, config.vocab_size)
         return _built(models.BPE(vocab, merges, unk_token=SPECIALS[UNK], byte_fallback=True), WORDS)
@@ -127,16 +129,22 @@ def _built(model: models.Model, pre_tokenizer: pre_tokenizers.PreTokenizer | Non
     return Tokenizer(rust)
 
 
-def _counted(lines: Iterable[str]) -> Counter[str]:
-    """How often each word stands between two spaces."""
-    counts: Counter[str] = Counter()
+def _counted(lines: Iterable[str], goes_on: bool) -> tuple[Counter[str], Counter[str]]:
+    """How often each word stands behind a space, and how often behind a line end, with it, if text goes on there."""
+    words: Counter[str] = Counter()
+    bare: Counter[str] = Counter()
     for line in lines:
-        counts.update(line.split(" "))
-        floor = 1
-        while len(counts) > _COUNTED:
-            counts = Counter({word: count for word, count in counts.items() if count > floor})
-            floor += 1
-    return counts
+        parts = line.split(" ")
+        if goes_on and line.startswith("\n"):
+            bare[parts.pop(0)] += 1
+        words.update(parts)
+        for counts in (words, bare):
+            floor = 1
+            while len(counts) > _COUNTED:
+                for word in [word for word, count in counts.items() if count <= floor]:
+                    del counts[word]
+                floor += 1
+    return words, bare
 
 
 def _frequent(words: Counter[str], most: int) -> dict[str, int]:
@@ -149,7 +157,7 @@ def _pieces(words: Mapping[str, int], num_characters: int) -> dict[str, int]:
     """How often each piece occurs, inside which tokens are sought, cut at all but so many most frequent characters."""
     counts: Counter[str] = Counter({" ": 1})
     for word, count in words.items():
-        for piece, _ in WORDS.pre_tokenize_str(f" {word}"):
+        for piece, _ in WORDS.pre_tokenize_str(word):
             counts[piece] += count
     characters: Counter[str] = Counter()
     for piece, count in counts.items():

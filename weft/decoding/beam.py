@@ -11,7 +11,7 @@ from torch import Tensor
 from weft.decoding.align import observed_step
 from weft.decoding.options import Hypothesis, SearchOptions
 from weft.decoding.rules import Rules, words_of
-from weft.decoding.steps import begin, choose, predict, searching, top
+from weft.decoding.steps import begin, choose, is_one_of, predict, searching, top
 from weft.models.contract import Seq2Seq
 
 _NEVER = float("-inf")
@@ -89,7 +89,7 @@ class _Beams:
 
     def __init__(self, model: Seq2Seq, source: Tensor, options: SearchOptions, limits: Tensor) -> None:
         count = len(source)
-        self.options, self.eos = options, model.specials.eos
+        self.options, self.ends = options, model.specials.ends
         self.kept: list[list[Hypothesis]] = [[] for _ in range(count)]  # of every source, best first
         self.numbers = torch.arange(count, device=source.device)  # [S]
         self.limits = limits  # [S]
@@ -123,7 +123,7 @@ class _Beams:
         parent = row.gather(1, place // gain.shape[1])
         token, gain = (part[parent, place % gain.shape[1]] for part in (token, gain))
 
-        ends = (token == self.eos) & (total > _NEVER)
+        ends = is_one_of(token, self.ends) & (total > _NEVER)
         goes = ~ends & (total > _NEVER)
         ends[:, width:] = False
         slot = goes.cumsum(1) - 1

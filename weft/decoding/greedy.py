@@ -10,7 +10,7 @@ from torch import Tensor
 
 from weft.decoding.options import Hypothesis, SearchOptions
 from weft.decoding.rules import Rules
-from weft.decoding.steps import begin, choose, normalised, searching
+from weft.decoding.steps import begin, choose, is_one_of, normalised, searching
 from weft.models.contract import Seq2Seq
 
 
@@ -103,7 +103,7 @@ def follow(
             rules.close(log_probs, tokens, sources)
             last = pick(Moment(log_probs, logits, rows, tokens, read[sources]))
             gain = log_probs.gather(1, last[:, None])
-            ended = (last == rules.eos) & (gain[:, 0] > float("-inf"))
+            ended = is_one_of(last, rules.ends) & (gain[:, 0] > float("-inf"))
             going = ~ended & (log_probs.amax(1) > float("-inf")) & (tokens.shape[1] < rules.limits[sources])
             tokens, gained = torch.cat([tokens, last[:, None]], 1), torch.cat([gained, gain], 1)
             stopped = torch.zeros_like(going)

@@ -39,12 +39,12 @@ class Rules:
         check_source(source)
         prefix = [()] * len(source) if prefix is None else prefix
         check_targets(model, source, prefix, "prefix")
-        self.options, self.eos = options, model.specials.eos
-        if self.eos in options.suppress:
-            raise ValueError(f"suppress must be token numbers other than EOS ({self.eos}), not {options.suppress}")
+        self.options, self.ends = options, model.specials.ends
+        if wrong := set(self.ends).intersection(options.suppress):
+            raise ValueError(f"suppress must be token numbers other than EOS ({min(wrong)}), not {options.suppress}")
         self._closed = sorted({*model.specials.never, *options.suppress})
         self._forced = padded(prefix, source.device, _FREE)  # [B, P]
-        self._highest = max([*self._closed, self.eos, *(token for row in prefix for token in row)])
+        self._highest = max([*self._closed, *self.ends, *(token for row in prefix for token in row)])
         words = words_of(model, source).sum(1)
         limits = (words.double() * options.max_ratio).long() + options.max_extra
         limits = limits.maximum((self._forced != _FREE).sum(1)).clamp(min=options.min_len)
@@ -71,7 +71,7 @@ class Rules:
         wanted = None if forced is None else log_probs.gather(1, forced[:, None].clamp(min=0))[:, 0]
         log_probs[:, self._closed] = _CLOSED
         if position < self.options.min_len:
-            log_probs[:, self.eos] = _CLOSED
+            log_probs[:, self.ends] = _CLOSED
         if self.options.no_repeat:
             rows, tokens = repeats(past, self.options.no_repeat)
             log_probs[rows, tokens] = _CLOSED

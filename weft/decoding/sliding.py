@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from weft.config import Specials
 from weft.decoding.steps import choose
 from weft.layers import masks
 from weft.models.contract import Loss, Seq2Seq, State
@@ -74,7 +75,6 @@ class Sliding(nn.Module):
 
     Attributes:
         model: the one that is asked.
-        precision, specials: as the model's.
         cross_attentions: none.
         max_len: None.
     """
@@ -86,7 +86,16 @@ class Sliding(nn.Module):
         """Make it of a language model; one without a limit to its context is left as it is."""
         super().__init__()
         self.model = model
-        self.precision, self.specials = self._model.precision, self._model.specials
+
+    @property
+    def precision(self) -> torch.dtype:
+        """The model's."""
+        return self._model.precision
+
+    @property
+    def specials(self) -> Specials:
+        """The model's."""
+        return self._model.specials
 
     def loss(self, batch: Any, smoothing: float = 0.0, rdrop: float = 0.0) -> Loss:
         """The model's own."""

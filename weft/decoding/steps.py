@@ -55,13 +55,20 @@ def check_targets(model: Seq2Seq, source: Tensor, targets: Sequence[Sequence[int
     if len(targets) != len(source):
         raise ValueError(f"expected a {what} for each of {len(source)} sources, not {len(targets)}")
     rooms = model.room(source) if any(targets) else None
-    pad, bos, eos, _ = model.specials
+    specials = model.specials
     for number, target in enumerate(targets):
-        special = [token for token in target if token in (pad, bos, eos) or token < 0]
+        special = [token for token in target if token in (specials.pad, specials.bos, *specials.ends) or token < 0]
         if special:
             raise ValueError(f"a {what} must hold tokens other than PAD, BOS and EOS, not {special[0]}")
         if rooms is not None and len(target) > int(rooms[number]):
             raise ValueError(f"the model has room for {int(rooms[number])} tokens, but a {what} has {len(target)}")
+
+
+def is_one_of(tokens: Tensor, numbers: Sequence[int]) -> Tensor:
+    """Which of the tokens are one of these numbers, most often a single one."""
+    if len(numbers) == 1:
+        return tokens == numbers[0]
+    return torch.isin(tokens, tokens.new_tensor(numbers))
 
 
 def padded(rows: Sequence[Sequence[int]], device: torch.device, fill: int) -> Tensor:

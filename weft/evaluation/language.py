@@ -35,6 +35,7 @@ from weft.models.contract import Seq2Seq
 from weft.models.gpt import GPT
 
 _BATCH_TOKENS = 4096  # of a batch whose loss is taken
+_LONGEST = 2048  # of a published model's windows, if nothing is said
 
 
 @dataclass(frozen=True)
@@ -143,6 +144,7 @@ def evaluate_folder(
     model: str | os.PathLike[str],
     data: str | Sequence[str] | None = None,
     *,
+    length: int | None = None,
     stride: int | None = None,
     nanogpt: bool = False,
     batches: int = 200,
@@ -153,6 +155,7 @@ def evaluate_folder(
     Args:
         model: what ``weft.load`` takes.
         data: text files, folders, or a part of a named set; None: the text that it was validated with.
+        length: of a window; None: as in training, of a published model the context, but at most 2,048.
         stride: see ``evaluate``.
         nanogpt: estimate as nanoGPT does, with rows as in training; see ``estimate``.
         batches: how many, for that estimate.
@@ -164,10 +167,19 @@ def evaluate_folder(
     """
     loaded = load_language_model(model, precision)
     recipe, tokenizer = loaded.recipe, cast(TextTokenizer, loaded.vocabulary)
-    eos = cast(GPT, loaded.model).specials.eos
-    store = text_of(recipe, tokenizer, data, eos) if data else validation_text(recipe, tokenizer)
-    length = row_length(recipe)
+    published = not recipe.data.train
+    if published and data:  # what its publisher puts before a text stands there; no end is added, nor asked for
+        options = TextOptions(begin=loaded.opening[0] if loaded.opening else None, end=None)
+        store = prepare_text(text_paths(data), tokenizer, options, cache_folder() / "text", allow_unknown=True)
+    else:
+        store = text_of(recipe, tokenizer, data) if data else validation_text(recipe, tokenizer)
+    most = row_length(recipe)
+    length = (min(most, _LONGEST) if published else most) if length is None else length
+    if length > most:
+        raise ValueError(f"length must be at most the model's context of {most:,}, not {length:,}")
     if nanogpt:
+        if stride is not None:
+            raise ValueError("stride is for a full pass: nanoGPT's estimate draws its windows")
         rows = max(recipe.training.batch_tokens // length, 1)
         return estimate(loaded.model, store, length, rows, batches)
     return evaluate(loaded.model, store, length, stride, sample=recipe.data.sample)
@@ -180,15 +192,15 @@ def text_options(recipe: Recipe) -> TextOptions:
     return TextOptions(data.split, EOS if data.end else None, share, BOS if data.sample == "documents" else None)
 
 
-def text_of(recipe: Recipe, tokenizer: TextTokenizer, data: str | Sequence[str], eos: int = EOS) -> TextStore:
-    """A text to measure a model of this recipe on, which ends texts with the token ``eos`` if the recipe says so.
+def text_of(recipe: Recipe, tokenizer: TextTokenizer, data: str | Sequence[str]) -> TextStore:
+    """A text to measure a model of this recipe on, cut and ended as the recipe says.
 
     Raises:
         OSError: if a file is missing.
         ValueError: if the text is empty or not UTF-8.
     """
     begin = BOS if recipe.data.sample == "documents" else None
-    options = TextOptions(recipe.data.split, eos if recipe.data.end and eos >= 0 else None, begin=begin)
+    options = TextOptions(recipe.data.split, EOS if recipe.data.end else None, begin=begin)
     return prepare_text(text_paths(data), tokenizer, options, cache_folder() / "text", allow_unknown=True)
 
 
@@ -252,6 +264,7 @@ def samples(model: nn.Module, store: TextStore, tokenizer: Tokenizer, recipe: Re
     starts = store.starts[[number * len(store) // wanted for number in range(wanted)]]
     prompts = torch.from_numpy(store.tokens[starts].astype(np.int64))[:, None]
     drawn = decoding.model_dump(include={key.name for key in fields(SamplingOptions)})
+    cast(Seq2Seq, model).specials = recipe.specials
     endless = cast(Seq2Seq, Sliding(model))
     found = sample(endless, prompts, SamplingOptions(**drawn, seed=seed), SearchOptions.of(decoding))
     return [tokenizer.decode([int(prompt), *best[0].tokens]) for prompt, best in zip(prompts, found, strict=True)]

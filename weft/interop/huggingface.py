@@ -135,18 +135,23 @@ def read(folder: str | os.PathLike[str]) -> Weights:
 
 
 def special_tokens(folder: str | os.PathLike[str]) -> dict[str, tuple[int, ...]]:
-    """The numbers of the tokens "bos", "eos" and "pad" that a folder's configuration names; there may be several eos.
+    """The numbers of the tokens "bos", "eos" and "pad" that a folder names; there may be several eos.
+
+    What generation_config.json says goes before what config.json says.
 
     Raises:
         OSError: if there is no configuration.
         ValueError: if it is damaged, or what it names is no token.
     """
-    path = Path(folder) / CONFIG
+    path, generation = Path(folder) / CONFIG, Path(folder) / "generation_config.json"
     tree = read_json(path)
+    if generation.is_file():
+        tree |= {name: value for name, value in read_json(generation).items() if value is not None}
     found: dict[str, tuple[int, ...]] = {}
     for name in _SPECIALS:
         given = tree.get(f"{name}_token_id")
-        numbers = given if isinstance(given, list) else [] if given is None else [given]
+        several: list[Any] = given if isinstance(given, list) else [given]
+        numbers = [number for number in several if number is not None and number != -1]  # old folders say none so
         if not all(_is_whole(number) and number >= 0 for number in numbers):
             raise ValueError(f"{path}: '{name}_token_id' must be a token's number or several, not {short(given)}")
         if numbers:

@@ -6,11 +6,14 @@ published = read_published("stories260K.bin")       # a file of llama2.c, with t
 
 from __future__ import annotations
 
+import json
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import torch
+from tokenizers import Tokenizer, processors
 from torch import Tensor
 
 from weft.config import GPTConfig, Recipe, Specials
@@ -52,15 +55,17 @@ def read_published(path: str | os.PathLike[str]) -> Published:
     path = Path(path)
     if path.is_dir():
         weights, vocabulary = huggingface.read(path), read_vocabulary(path)
-        roles = {name: numbers[0] for name, numbers in huggingface.special_tokens(path).items()}
+        named = huggingface.special_tokens(path)
     else:
         weights = llama2c.read(path)
         vocabulary = llama2c.read_pieces(_pieces_beside(path, weights.vocab_size)).vocabulary()
-        roles = {}
-    return Published(_model(path, weights, vocabulary, roles), _recipe(path, weights), vocabulary)
+        named = {}
+    return Published(_model(weights, vocabulary, named), _recipe(path, weights), vocabulary)
 
 
-def write_published(path: str | os.PathLike[str], model: GPT, config: GPTConfig, vocabulary: Saved) -> str:
+def write_published(
+    path: str | os.PathLike[str], model: GPT, config: GPTConfig, vocabulary: Saved, opening: Sequence[int] = ()
+) -> str:
     """Write a model for others: a folder of transformers, or a file of llama2.c if the path ends with .bin.
 
     Args:
@@ -68,6 +73,7 @@ def write_published(path: str | os.PathLike[str], model: GPT, config: GPTConfig,
         model: what to write.
         config: its configuration.
         vocabulary: written beside it as tokenizer.json; a file of llama2.c goes without.
+        opening: the tokens that stand before every text.
 
     Returns:
         What was written, for people.
@@ -80,11 +86,13 @@ def write_published(path: str | os.PathLike[str], model: GPT, config: GPTConfig,
     if path.suffix == ".bin":
         llama2c.write(path, config, model.state_dict())
         return f"{path}: a model of llama2.c; it needs the vocabulary that the model was published with beside it"
-    pad, bos, eos, _ = model.specials
-    special = {name: number for name, number in (("bos", bos), ("eos", eos), ("pad", pad)) if number >= 0}
+    specials = model.specials
+    ends = [number for number in specials.ends if number not in specials.never]
+    special: dict[str, int | list[int]] = {"eos": ends[0] if len(ends) == 1 else ends} if ends else {}
+    special |= {name: number for name, number in (("bos", specials.bos), ("pad", specials.pad)) if number >= 0}
     config, tensors = _with_biases(config, model.state_dict())
     huggingface.write(path, config, tensors, special)
-    vocabulary.save(path / "tokenizer.json")
+    _write_vocabulary(path, vocabulary, special, opening)
     return f"{path}: a folder of transformers"
 
 
@@ -95,19 +103,37 @@ class Saved(Protocol):
         """Write a tokenizer.json."""
 
 
-def _model(path: Path, weights: Weights, vocabulary: Vocabulary, roles: dict[str, int]) -> GPT:
-    if vocabulary.vocab_size > weights.vocab_size:
-        raise ValueError(
-            f"{path}: the vocabulary has {vocabulary.vocab_size:,} tokens, but the model only {weights.vocab_size:,}"
+def _write_vocabulary(
+    folder: Path, vocabulary: Saved, special: Mapping[str, int | list[int]], opening: Sequence[int]
+) -> None:
+    """tokenizer.json, with what opens a text, and what transformers needs to take it as it is."""
+    path = folder / "tokenizer.json"
+    vocabulary.save(path)
+    rust = Tokenizer.from_file(str(path))
+    names = [rust.id_to_token(number) or "" for number in opening]
+    rust.add_special_tokens(names)
+    if opening:
+        before = " ".join(f"{name}:0" for name in names)
+        rust.post_processor = processors.TemplateProcessing(
+            single=f"{before} $A:0",
+            pair=f"{before} $A:0 {before} $B:0",
+            special_tokens=list(zip(names, opening, strict=True)),
         )
+        rust.save(str(path))
+    tokens = {role: number[0] if isinstance(number, list) else number for role, number in special.items()}
+    roles = {f"{role}_token": rust.id_to_token(number) for role, number in tokens.items()}
+    tree = {"tokenizer_class": "PreTrainedTokenizerFast", **roles, "clean_up_tokenization_spaces": False}
+    (folder / "tokenizer_config.json").write_text(json.dumps(tree, indent=2) + "\n", encoding="utf-8")
+
+
+def _model(weights: Weights, vocabulary: Vocabulary, named: Mapping[str, tuple[int, ...]]) -> GPT:
     model = outline(weights.config, weights.vocab_size, weights.vocab_size)
     assert isinstance(model, GPT)
     model.load_state_dict(weights.tensors, assign=True)
-    eos = roles.get("eos", vocabulary.eos)
-    bos = roles.get("bos", vocabulary.bos)
-    eos = -1 if eos is None else eos
+    eos, *others = named.get("eos", (-1 if vocabulary.eos is None else vocabulary.eos,))
+    (bos,) = named.get("bos", (eos if vocabulary.bos is None else vocabulary.bos,))[:1]
     beyond = tuple(range(vocabulary.vocab_size, weights.vocab_size))  # rows that only round the size up
-    model.specials = Specials(pad=-1, bos=eos if bos is None else bos, eos=eos, never=beyond)
+    model.specials = Specials(pad=-1, bos=bos, eos=eos, never=beyond, others=tuple(others))
     return model.eval()
 
 

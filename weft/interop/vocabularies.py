@@ -155,21 +155,36 @@ def read_vocabulary(path: str | os.PathLike[str], pattern: str | None = None) ->
         raise ValueError(f"no pattern {pattern!r}: expected one of {known}{nearest(pattern, PATTERNS)}")
     found = _in_folder(Path(path)) if Path(path).is_dir() else existing(path)
     try:
-        data = _read(found)
-        if found.name in dict(_GPT2).values() or data.startswith(b"#version"):
-            return _gpt2(_tree(_read(_beside(found))), data)
-        if data.lstrip()[:1] == b"{":
-            tree = _tree(data)
-            own = isinstance(tree.get("model"), dict)  # GPT-2 has a token of that name
-            return _tokenizer_json(tree, found) if own else _gpt2(tree, _read(_beside(found)))
-        if re.match(rb"[A-Za-z0-9+/]+={0,2} [0-9]+\r?(\n|\Z)", data):
-            return _tiktoken(data, pattern)
-        if data[:1] == b"\n":  # field 1, with a length: the first piece
-            rust, roles = read_model(data)
-            return Vocabulary(rust, roles, () if roles["bos"] is None else (roles["bos"],))
-        raise ValueError("expected a tokenizer.json, GPT-2's two files, a tiktoken file or a SentencePiece model")
+        return _opening_said(_vocabulary(found, pattern), found.with_name("tokenizer_config.json"))
     except ValueError as error:
         raise ValueError(f"{found}: {error}") from None
+
+
+def _opening_said(vocabulary: Vocabulary, config: Path) -> Vocabulary:
+    """The vocabulary with what opens a text as a tokenizer_config.json says, if one stands beside it and says it."""
+    said = (_tree(_read(config)) if config.is_file() else {}).get("add_bos_token")
+    bos = vocabulary.bos
+    if said is True and bos is not None and bos not in vocabulary.opening:
+        vocabulary.opening = (bos, *vocabulary.opening)
+    if said is False:
+        vocabulary.opening = tuple(number for number in vocabulary.opening if number != bos)
+    return vocabulary
+
+
+def _vocabulary(found: Path, pattern: str | None) -> Vocabulary:
+    data = _read(found)
+    if found.name in dict(_GPT2).values() or data.startswith(b"#version"):
+        return _gpt2(_tree(_read(_beside(found))), data)
+    if data.lstrip()[:1] == b"{":
+        tree = _tree(data)
+        own = isinstance(tree.get("model"), dict)  # GPT-2 has a token of that name
+        return _tokenizer_json(tree, found) if own else _gpt2(tree, _read(_beside(found)))
+    if re.match(rb"[A-Za-z0-9+/]+={0,2} [0-9]+\r?(\n|\Z)", data):
+        return _tiktoken(data, pattern)
+    if data[:1] == b"\n":  # field 1, with a length: the first piece
+        rust, roles = read_model(data)
+        return Vocabulary(rust, roles, () if roles["bos"] is None else (roles["bos"],))
+    raise ValueError("expected a tokenizer.json, GPT-2's two files, a tiktoken file or a SentencePiece model")
 
 
 def _in_folder(folder: Path) -> Path:

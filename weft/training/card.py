@@ -11,6 +11,7 @@ from weft.config import Recipe, find_recipe, flat, recipe_names
 from weft.data.corpora import SETS
 from weft.training import progress
 from weft.training.loop import Outcome
+from weft.training.sizes import SIZES, TEXT_SIZES
 
 
 def card(recipe: Recipe, outcome: Outcome, parameters: int) -> str:
@@ -34,6 +35,9 @@ def _command(recipe: Recipe) -> str:
     known = recipe.name in recipe_names()
     name = recipe.name if known else recipe.task
     changed = recipe.differences(find_recipe(name) if known else Recipe.make({"task": recipe.task}))
+    if not known:  # what a table would choose is said too: it may be another table by then
+        table = SIZES if recipe.task == "translation" else TEXT_SIZES
+        changed = sorted({*changed, *flat(table[0].tree(1)).keys() - {"task", "model.family"}})
     values = flat(recipe.tree())
     words = [f"--{key}={_word(values.get(key, 'none'))}" for key in changed if _has(recipe, key)]
     return shlex.join(["weft", "train", name, *words, "--out", "DIR"])

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from hashlib import sha256
 from pathlib import Path
 
 import torch
@@ -18,7 +17,7 @@ import torch
 from weft import folder
 from weft.config import Recipe
 from weft.data.corpora import cache_folder, text_paths
-from weft.data.documents import TextOptions, read_text
+from weft.data.documents import TextOptions, fingerprint_of, read_text
 from weft.data.packing import PackedBatches
 from weft.data.text_store import TextStore, prepare_text
 from weft.data.tokenizers import Tokenizer, TokenizerPair
@@ -31,7 +30,7 @@ from weft.training.card import card
 from weft.training.checkpoint import RunFolder
 from weft.training.distributed import is_first
 from weft.training.report import Reporter, every
-from weft.training.sizes import text_size_for
+from weft.training.sizes import fitted, text_size_for
 
 
 @dataclass(frozen=True)
@@ -53,9 +52,7 @@ def choose(overrides: Sequence[str], report: Reporter) -> Recipe:
     """
     first = Recipe.make({"task": "language"}, overrides)
     count = sum(map(len, read_text(_paths(first), text_options(first))))
-    size = text_size_for(count)
-    draft = Recipe.make(size.tree(per_epoch=1), overrides)
-    recipe = Recipe.make(size.tree(prepared(draft, report).batches.per_epoch), overrides)
+    recipe = fitted(text_size_for(count), overrides, lambda draft: prepared(draft, report).batches.per_epoch)
     model = recipe.model
     assert model.family == "gpt"  # a recipe of this task has no other
     tokens = f"{recipe.tokenizer.vocab_size:,} {recipe.tokenizer.kind} tokens"
@@ -112,6 +109,12 @@ def train(recipe: Recipe, out: Path, report: Reporter, fork: bool = False) -> lo
 def prepared(recipe: Recipe, report: Reporter) -> Prepared:
     """The data of a recipe, ready for training. What was made before, here or for another run, is used again."""
     length = row_length(recipe)
+    assert recipe.model.family == "gpt"
+    if length < recipe.model.max_len and recipe.model.positions == "learned":
+        raise ValueError(
+            f"data.length={length:,} would leave learned positions up to model.max_len={recipe.model.max_len:,} "
+            "untrained: expected them to be equal, or other positions"
+        )
     rows = recipe.training.batch_tokens // length
     if not rows:
         raise ValueError(
@@ -155,7 +158,6 @@ def _tokenizer(recipe: Recipe, paths: Sequence[Path], options: TextOptions, cach
         report.note(f"training a {config.kind} tokenizer")
         return make_pair(config, lambda: read_text(paths, options), lambda: ())
 
-    text = sha256()
-    for line in read_text(paths, options):
-        text.update(line.encode())
-    return kept_pair(config, text.hexdigest(), cache, make).target
+    if config.kind == "word" and options.split != "line":
+        raise ValueError("tokenizer.kind=word cuts at spaces alone: it needs data.split=line, where no line end stands")
+    return kept_pair(config, fingerprint_of(paths, options), cache, make).target

@@ -6,8 +6,11 @@ were chosen on a validation set and which are first guesses from the literature.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from weft.config import Recipe
 
 
 @dataclass(frozen=True)
@@ -23,10 +26,10 @@ class Size:
     learning_rate: float
     batch_tokens: int
 
-    def tree(self, per_epoch: int) -> dict[str, Any]:
-        """The recipe's values, where an epoch has ``per_epoch`` batches."""
-        steps = max(200, self.epochs * per_epoch)
-        every = max(50, steps // 20)
+    def tree(self, per_epoch: int, steps: int | None = None) -> dict[str, Any]:
+        """The recipe's values, where an epoch has ``per_epoch`` updates, or for so many steps."""
+        steps = steps or max(200, self.epochs * per_epoch)
+        every = max(min(50, steps), steps // 20)
         return {
             "tokenizer": {"kind": "bpe", "vocab_size": self.vocab_size},
             "model": {
@@ -57,10 +60,24 @@ class Size:
 SIZES = (
     Size(0, 4_000, 256, 2, 0.3, 60, 1.5e-3, 1024),
     Size(10_000, 8_000, 256, 3, 0.3, 22, 1.5e-3, 2048),
-    Size(50_000, 8_000, 256, 3, 0.2, 20, 1.5e-3, 4096),
+    Size(50_000, 8_000, 128, 4, 0.2, 11, 3e-3, 4096),
     Size(500_000, 16_000, 512, 6, 0.1, 10, 7e-4, 8192),
     Size(5_000_000, 32_000, 512, 6, 0.1, 4, 7e-4, 16384),
 )
+
+
+def fitted(size: Size | TextSize, overrides: Sequence[str], per_epoch: Callable[[Recipe], int]) -> Recipe:
+    """The recipe of a row, changed by overrides; the schedule follows the steps that these leave or ask for.
+
+    Args:
+        size: the row.
+        overrides: as the shell gives them.
+        per_epoch: how many batches an epoch has, given a draft of the recipe that has all but the steps right.
+    """
+    draft = Recipe.make(size.tree(1), overrides)
+    asked = any(word.removeprefix("--").startswith("training.steps=") for word in overrides)
+    updates = -(-per_epoch(draft) // draft.training.accumulate)
+    return Recipe.make(size.tree(updates, draft.training.steps if asked else None), overrides)
 
 
 def size_for(pairs: int) -> Size:
@@ -83,10 +100,10 @@ class TextSize:
     learning_rate: float
     batch_tokens: int
 
-    def tree(self, per_epoch: int) -> dict[str, Any]:
-        """The recipe's values, where an epoch has ``per_epoch`` batches."""
-        steps = max(500, self.epochs * per_epoch)
-        every = max(50, steps // 20)
+    def tree(self, per_epoch: int, steps: int | None = None) -> dict[str, Any]:
+        """The recipe's values, where an epoch has ``per_epoch`` updates, or for so many steps."""
+        steps = steps or max(500, self.epochs * per_epoch)
+        every = max(min(50, steps), steps // 20)
         return {
             "task": "language",
             "tokenizer": {"kind": self.kind, "vocab_size": self.vocab_size},

@@ -33,7 +33,7 @@ from weft.training.card import card
 from weft.training.checkpoint import RunFolder
 from weft.training.distributed import is_first
 from weft.training.report import Reporter, every
-from weft.training.sizes import size_for
+from weft.training.sizes import fitted, size_for
 
 
 @dataclass(frozen=True)
@@ -57,9 +57,7 @@ def choose(overrides: Sequence[str], report: Reporter) -> Recipe:
     """
     pairs, _ = _texts(Recipe.make({}, overrides))
     count = sum(1 for _ in pairs)
-    size = size_for(count)
-    draft = Recipe.make(size.tree(per_epoch=1), overrides)
-    recipe = Recipe.make(size.tree(prepared(draft, report).batches.per_epoch), overrides)
+    recipe = fitted(size_for(count), overrides, lambda draft: prepared(draft, report).batches.per_epoch)
     model = recipe.model
     assert not isinstance(model, GPTConfig)  # a recipe of this task has none
     report.note(
