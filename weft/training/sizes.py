@@ -58,7 +58,7 @@ class Size:
 
 # pairs from, words, dim, layers, dropout, epochs, learning rate, tokens of a batch
 SIZES = (
-    Size(0, 4_000, 256, 2, 0.3, 60, 1.5e-3, 1024),
+    Size(0, 4_000, 256, 2, 0.3, 32, 1.5e-3, 1024),
     Size(10_000, 8_000, 256, 3, 0.3, 22, 1.5e-3, 2048),
     Size(50_000, 8_000, 128, 4, 0.2, 11, 3e-3, 4096),
     Size(500_000, 16_000, 512, 6, 0.1, 10, 7e-4, 8192),
