@@ -20,7 +20,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from weft.config import BOS, EOS, PAD, DataConfig, TokenizerConfig
-from weft.data.batching import Batch, Batches, in_order, scrambled
+from weft.data import batching
+from weft.data.batching import Batch, Batches, in_order, in_turn, scrambled
 from weft.data.disk import Sequences
 from weft.data.store import Facts, PairStore, prepare
 from weft.data.tokenizers import TokenizerPair
@@ -403,3 +404,21 @@ def test_random_bits_are_splitmix64() -> None:
     drawn = [scrambled(many, *keys).tolist() for keys in ((), (0,), (1,), (0, 1), (1, 0), (2**64 - 1,), (1, 0, 0))]
     assert len(set(itertools.chain(*drawn))) == 7000
     assert scrambled(many[5:6], 1, 0).tolist() == drawn[4][5:6]
+
+
+@given(st.lists(st.integers(0, 40) | st.integers(0, 2**64 - 1), max_size=300), st.integers(0, 2**32 - 1))
+@example([], 0)
+@example([7] * 50, 0)
+def test_turns_are_those_of_a_stable_sort(keys: list[int], seed: int) -> None:
+    given_keys = np.array(keys, np.uint64)
+    assert in_turn(given_keys).tolist() == np.argsort(given_keys, kind="stable").tolist()
+    many = np.random.default_rng(seed).integers(0, 50, 1000).astype(np.uint64)
+    assert in_turn(many).tolist() == np.argsort(many, kind="stable").tolist()
+
+
+@given(st.lists(st.integers(-20, 400), min_size=1, max_size=100), st.booleans())
+def test_keys_are_numbered_in_their_order(keys: list[int], far: bool) -> None:
+    given_keys = np.array([*keys, 10**9] if far else keys, np.int64)
+    names, expected = np.unique(given_keys, return_inverse=True)
+    numbers, count = batching._numbered(given_keys)
+    assert (numbers.tolist(), count) == (expected.tolist(), len(names))

@@ -161,7 +161,7 @@ class Batches:
             places = scrambled(np.arange(len(self.store), dtype=np.uint64), self.seed, epoch, _PAIRS)
             places >>= np.uint64(32)
             places |= self._buckets.astype(np.uint64) << np.uint64(32)
-            pairs = np.argsort(places, kind="stable").astype(np.int32)
+            pairs = in_turn(places).astype(np.int32)
             batches = scrambled(np.arange(self.per_epoch, dtype=np.uint64), self.seed, epoch, _BATCHES)
             plan = self._plan = _Plan(epoch, pairs, np.argsort(batches, kind="stable"))  # the only one that is kept
         return plan
@@ -237,11 +237,20 @@ def _arranged(store: PairStore, batch_tokens: int) -> tuple[NDArray[np.int32], N
     lean[level % 2 == 0] *= -1
     key = (level << shift) * np.int64(len(table)) + lean  # |lean| is at most half of the width
     del source, target, shift, level, lean  # there may be millions of pairs
-    names = np.unique(key)
-    buckets = np.searchsorted(names, key).astype(np.int32)
-    widest = np.zeros(len(names), np.int32)
+    buckets, count = _numbered(key)
+    widest = np.zeros(count, np.int32)
     np.maximum.at(widest, buckets, width)
     return buckets, _cuts(widest.tolist(), np.bincount(buckets).tolist(), batch_tokens)
+
+
+def _numbered(keys: NDArray[np.int64]) -> tuple[NDArray[np.int32], int]:
+    """Which of the different keys, in their order, each one is, and how many there are."""
+    keys = keys - keys.min()
+    if int(keys.max()) > 4 * len(keys):  # a table would be larger than the keys
+        names = np.unique(keys)
+        return np.searchsorted(names, keys).astype(np.int32), len(names)
+    numbers = np.cumsum(np.bincount(keys) > 0) - 1
+    return numbers.astype(np.int32)[keys], int(numbers[-1]) + 1
 
 
 def _cuts(widths: list[int], counts: list[int], batch_tokens: int) -> NDArray[np.int64]:
@@ -257,6 +266,16 @@ def _cuts(widths: list[int], counts: list[int], batch_tokens: int) -> NDArray[np
                 bounds.append(bounds[-1] + rows)
                 rows = widest = 0
     return np.array([*bounds, bounds[-1] + rows])
+
+
+def in_turn(keys: NDArray[np.uint64]) -> NDArray[np.int64]:
+    """The places of the keys, lowest first, of equal ones the first first: a stable sort, in half of its time."""
+    order: NDArray[np.int64] = np.argsort(keys)
+    ordered = keys[order]
+    same = np.flatnonzero(ordered[1:] == ordered[:-1])
+    for run in np.split(same, np.flatnonzero(np.diff(same) > 1) + 1) if len(same) else ():
+        order[run[0] : run[-1] + 2].sort()
+    return order
 
 
 def scrambled(numbers: NDArray[np.uint64], *keys: int) -> NDArray[np.uint64]:
