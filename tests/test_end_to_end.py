@@ -136,6 +136,14 @@ def test_json_has_scores_and_the_n_best(trained: Path, capsys: pytest.CaptureFix
     assert scores == sorted(scores, reverse=True)
 
 
+def test_draws_are_narrowed_at_the_shell(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for narrow in (["--top-k", "1"], ["--top-p", "0.0001"], ["--min-p", "1"]):
+        assert cli.main(["translate", str(trained), "one two", "--sample", *narrow]) == 0
+        assert capsys.readouterr().out == "uno dos\n"
+    assert cli.main(["translate", str(trained), "one two", "--top-k", "3"]) == 2
+    assert "top_k needs sample=True (at the shell --sample)" in capsys.readouterr().err
+
+
 def test_evaluation_is_that_of_sacrebleu(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     corpus = write_corpus(tmp_path / "test.tsv", 60, seed=5)
     output = tmp_path / "out.txt"

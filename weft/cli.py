@@ -26,6 +26,9 @@ Precision = Literal["auto", "fp32", "bf16"]
 _MODEL = typer.Argument(help="A model folder, or the name of a model that comes with weft.", show_default=False)
 _BEAM = typer.Option(min=1, help="Hypotheses a sentence; 1 is greedy. Else as the model's recipe says.")
 _EXACT = typer.Option(help="The same to the last bit beside any other lines; takes longer.")
+_TOP_K = typer.Option(help="Draw from the k likeliest tokens only.")
+_TOP_P = typer.Option(help="Draw from the likeliest with this probability together.")
+_MIN_P = typer.Option(help="Draw from those at least so likely, next to the likeliest.")
 _PRECISION = typer.Option(help="Of activations and products.")
 _JSON = typer.Option("--json", help="Machine-readable results on stdout.")
 
@@ -116,6 +119,9 @@ def _translate(
     ] = None,
     sample: Annotated[bool, typer.Option("--sample", help="Draw at random instead of searching for the best.")] = False,
     temperature: Annotated[float | None, typer.Option(help="Of the draw: below 1 is more cautious.")] = None,
+    top_k: Annotated[int | None, _TOP_K] = None,
+    top_p: Annotated[float | None, _TOP_P] = None,
+    min_p: Annotated[float | None, _MIN_P] = None,
     seed: Annotated[int | None, typer.Option(help="Of the draw.")] = None,
     exact: Annotated[bool | None, _EXACT] = None,
     precision: Annotated[Precision, _PRECISION] = "auto",
@@ -137,6 +143,9 @@ def _translate(
         replace_unknown=replace_unknown,
         sample=sample,
         temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
         seed=seed,
         exact=exact,
     )
@@ -159,9 +168,9 @@ def _generate(
     max_tokens: Annotated[int | None, typer.Option(min=0, help="So many tokens at most.")] = None,
     stop: Annotated[list[str] | None, typer.Option(help="Text to end before; may be given several times.")] = None,
     temperature: Annotated[float | None, typer.Option(help="Below 1 is more cautious; 0 takes the likeliest.")] = None,
-    top_k: Annotated[int | None, typer.Option(help="Only the k likeliest tokens.")] = None,
-    top_p: Annotated[float | None, typer.Option(help="Only the likeliest with this probability together.")] = None,
-    min_p: Annotated[float | None, typer.Option(help="Only those at least so likely, next to the likeliest.")] = None,
+    top_k: Annotated[int | None, _TOP_K] = None,
+    top_p: Annotated[float | None, _TOP_P] = None,
+    min_p: Annotated[float | None, _MIN_P] = None,
     typical_p: Annotated[float | None, typer.Option(help="Only the most typical with this probability.")] = None,
     repetition_penalty: Annotated[float | None, typer.Option(help="Above 1: less of what stood already.")] = None,
     frequency_penalty: Annotated[float | None, typer.Option(help="Above 0: less of what came often.")] = None,
