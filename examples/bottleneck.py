@@ -20,8 +20,8 @@ from torch import nn
 from weft.config import EOS, RecurrentConfig
 from weft.data.synthetic import Task
 from weft.decoding.greedy import greedy
-from weft.models import build
 from weft.models.encoder_decoder import EncoderDecoder
+from weft.models.recurrent import Recurrent
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -35,7 +35,7 @@ WAYS = {"without attention": "none", "with attention": "additive"}
 def make(attention: str, task: Task) -> EncoderDecoder:
     """A GRU encoder, in both directions, and a GRU decoder."""
     config = RecurrentConfig.model_validate({"attention": attention, "embed_dim": 32, "dim": DIM, "dropout": 0.0})
-    return build(config, task.vocab_size, task.vocab_size)
+    return Recurrent(config, task.vocab_size, task.vocab_size)
 
 
 def train(model: EncoderDecoder, task: Task, steps: int, seed: int) -> None:
