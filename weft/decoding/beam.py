@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from weft import observe
 from weft.decoding.align import observed_step
 from weft.decoding.options import Hypothesis, SearchOptions
 from weft.decoding.rules import Rules, words_of
-from weft.decoding.steps import begin, choose, is_one_of, predict, searching, top
+from weft.decoding.steps import begin, choose, distribution, is_one_of, predict, searching, top
 from weft.models.contract import Seq2Seq
+from weft.observe.paths import Path
 
 _NEVER = float("-inf")
 
@@ -52,9 +55,11 @@ def beam(
     rules = Rules(model, source, options, prefix)
     if not len(source):
         return []
-    beams = _Beams(model, source, options, rules.limits)
+    path = observe.path()
+    beams = _Beams(model, source, options, rules.limits, path)
     with searching(model, options.exact):
         state = begin(model, source)
+        path.begun(beams.owner, state.lengths)
         while len(beams.total):
             weights = None
             if options.coverage_penalty:
@@ -62,10 +67,14 @@ def beam(
             else:
                 hidden, state = model.step(beams.last[:, None], state)
             log_probs = predict(model, hidden[:, -1])
+            path.show("distribution", partial(distribution, log_probs))
+            path.stepped()
             rules.close(log_probs, beams.tokens, beams.numbers[beams.owner])
             parents = beams.extend(log_probs, None if weights is None else weights[:, 0])
             if len(parents):
+                path.goes_on(parents)
                 state = choose(state, parents)
+    path.finish([(number, kept[0].tokens) for number, kept in enumerate(beams.kept)])
     return beams.kept
 
 
@@ -87,9 +96,9 @@ class _Beams:
     R rows, S sources not done, K = beam. Row r is number ``slot[r]`` of the live ones of source ``numbers[owner[r]]``.
     """
 
-    def __init__(self, model: Seq2Seq, source: Tensor, options: SearchOptions, limits: Tensor) -> None:
+    def __init__(self, model: Seq2Seq, source: Tensor, options: SearchOptions, limits: Tensor, path: Path) -> None:
         count = len(source)
-        self.options, self.ends = options, model.specials.ends
+        self.options, self.ends, self.path = options, model.specials.ends, path
         self.kept: list[list[Hypothesis]] = [[] for _ in range(count)]  # of every source, best first
         self.numbers = torch.arange(count, device=source.device)  # [S]
         self.limits = limits  # [S]
@@ -139,7 +148,13 @@ class _Beams:
             self._cut_off(s)
         done = stuck | self._enough(total.masked_fill(~goes, _NEVER).amax(1), length + 1)
 
-        s, c = (goes & ~done[:, None]).nonzero(as_tuple=True)
+        going = goes & ~done[:, None]
+        if self.path.wants("search"):
+            s, c = (going | ends).nonzero(as_tuple=True)
+            row = torch.where(going[s, c], going.flatten().cumsum(0).view_as(going)[s, c] - 1, -1)
+            parts = {"parent": parent, "token": token, "log_prob": gain, "total": total}
+            self.path.grew(source=self.numbers[s], row=row, **{name: part[s, c] for name, part in parts.items()})
+        s, c = going.nonzero(as_tuple=True)
         parents = parent[s, c]
         self.owner, self.slot = ((~done).cumsum(0) - 1)[s], slot[s, c]
         self.last = token[s, c]
@@ -174,6 +189,7 @@ class _Beams:
         if len(kept) < self.options.n_best or score > kept[-1].score:
             gained = (*self.gained[row].tolist(), gain)
             hypothesis = Hypothesis(tuple(self.tokens[row].tolist()), score, log_prob, gained, True)
+            self.path.ended((int(self.numbers[s]), hypothesis.tokens), row)
             insort(kept, hypothesis, key=lambda h: -h.score)
             del kept[self.options.n_best :]
 
@@ -187,5 +203,6 @@ class _Beams:
         for row in rows.tolist():
             tokens, gained = tuple(self.tokens[row].tolist()), tuple(self.gained[row].tolist())
             if tokens not in finished:
+                self.path.ended((int(self.numbers[s]), tokens), row)
                 cut.append(Hypothesis(tokens, float(score[row]), float(self.total[row]), gained, False))
         kept += sorted(cut, key=lambda h: -h.score)[: self.options.n_best - len(kept)]

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from weft import observe
 from weft.decoding.options import Hypothesis, SearchOptions
 from weft.decoding.rules import Rules
-from weft.decoding.steps import begin, choose, is_one_of, normalised, searching
+from weft.decoding.steps import begin, choose, distribution, is_one_of, normalised, searching
 from weft.models.contract import Seq2Seq
 
 
@@ -90,8 +92,10 @@ def follow(
     tokens, gained = source.new_zeros(len(rows), 0), source.new_zeros(len(rows), 0, dtype=torch.float32)
     first = model.first(source)
     last = first[rows // copies]
+    path = observe.path()
     with searching(model, options.exact):
         state = begin(model, source)
+        path.begun(rows // copies, state.lengths)
         order = torch.arange(source.shape[1], device=source.device)
         read = source.where(order < state.lengths[:, None], first[:, None])  # [B, N]
         state = choose(state, rows // copies)
@@ -100,6 +104,8 @@ def follow(
             hidden, state = model.step(last[:, None], state)
             logits = model.logits(hidden[:, -1])
             log_probs = normalised(logits)
+            path.show("distribution", partial(distribution, log_probs))
+            path.stepped()
             rules.close(log_probs, tokens, sources)
             last = pick(Moment(log_probs, logits, rows, tokens, read[sources]))
             gain = log_probs.gather(1, last[:, None])
@@ -113,12 +119,18 @@ def follow(
                     stopped[going] = told
             going &= ~stopped
             finished = ended | stopped
+            if path.wants("search"):
+                row, parent = torch.where(going, going.cumsum(0) - 1, -1), torch.arange(len(rows), device=rows.device)
+                path.grew(source=sources, parent=parent, row=row, token=last, log_prob=gain[:, 0], total=gained.sum(1))
             for i in (~going).nonzero()[:, 0].tolist():
+                path.ended(int(rows[i]), i)
                 said, parts = tokens[i].tolist(), gained[i].tolist()
                 found[int(rows[i])] = options.hypothesis(
                     said if stopped[i] else said[:-1], parts if finished[i] else parts[:-1], bool(finished[i])
                 )
             rows, tokens, gained, last = rows[going], tokens[going], gained[going], last[going]
             if len(rows):
+                path.goes_on(going.nonzero()[:, 0])
                 state = choose(state, going.nonzero()[:, 0])
+    path.finish(range(len(source) * copies))
     return [[found[row * copies + copy] for copy in range(copies)] for row in range(len(source))]

@@ -99,6 +99,11 @@ def normalised(logits: Tensor) -> Tensor:
     return log_probs
 
 
+def distribution(log_probs: Tensor) -> dict[str, Tensor]:
+    """Log-probabilities [R, V] of a step, for an observer: a search closes what its rules forbid in place."""
+    return {"log_probs": log_probs[:, None].clone()}
+
+
 def choose(state: State, rows: Tensor) -> State:
     """``state.select(rows)``, without the copy if these are the rows that there are."""
     count = len(state.lengths)

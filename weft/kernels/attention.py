@@ -7,7 +7,7 @@ Three ways with one signature:
     tiled       the formula on tiles of rows × queries × the keys these queries may see; the weights of a tile
                 are kept for the backward pass while they are few, and made again when they are many
 
-``attend`` takes the one that ``pick`` names. ``attention_weights`` is what observers see.
+``attend`` takes the one that ``pick`` names. ``attention_weights`` and ``vectors`` are what observers see.
 
 In steady mode (see steady.py) the tiled way is taken whatever the size, with tiles of one query or 32, on whole blocks
 of 32 keys: all is padded to that, and a block's product has one shape in any company.
@@ -91,6 +91,28 @@ def attention_weights(
     empty = ~allowed.any(-1, keepdim=True)  # left open for the softmax, which of nothing would be NaN
     weights = scores.masked_fill(~(allowed | empty), float("-inf")).softmax(-1)
     return weights.masked_fill(empty, 0.0)
+
+
+def vectors(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Mask | None,
+    bias: Tensor | None = None,
+    scale: float | None = None,
+    real: int | None = None,
+) -> dict[str, Tensor]:
+    """What ``attend`` works on, for an observer: weights are the softmax, where allowed, of scale · q kᵀ + bias.
+
+    Of the keys the first ``real``, or all; mask and bias are written out for every row, where there are any.
+    """
+    (batch, _, n, _), m = q.shape, k.shape[2]
+    found = {"queries": q, "keys": k[:, :, :real], "values": v[:, :, :real]}
+    if mask is not None and not mask.open:
+        found["allowed"] = mask.dense(n, m, q.device).expand(batch, -1, -1, -1)[..., :real]
+    if bias is not None:
+        found["bias"] = bias.expand(batch, -1, -1, m)[..., :real]
+    return {**found, "scale": torch.tensor(_scale(q, scale))}
 
 
 def pick(q: Tensor, k: Tensor, v: Tensor, mask: Mask | None, bias: Tensor | None, dropout: float) -> str:

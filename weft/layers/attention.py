@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from weft import observe
-from weft.kernels.attention import attend, attention_weights
+from weft.kernels.attention import attend, attention_weights, vectors
 from weft.kernels.dropout import dropout
 from weft.kernels.mask import Mask
 from weft.kernels.steady import grown, is_steady
@@ -191,7 +191,12 @@ class MultiHeadAttention(nn.Module):
             key_positions = torch.arange(k.shape[2], device=k.device)
             distance = self.relative(q, positions, key_positions) * self.head_dim**-0.5
             bias = distance if bias is None else distance + bias
-        observe.see(self, "weights", lambda: {"weights": attention_weights(q, k, mask, bias)[..., :real]})
+        observe.see(
+            self,
+            "weights",
+            lambda: {"weights": attention_weights(q, k, mask, bias)[..., :real]},
+            {"vectors": lambda: vectors(q, k, v, mask, bias, real=real)},
+        )
         if self.relative is not None and self.relative.value_vectors is not None:
             weights = dropout(attention_weights(q, k, mask, bias), p)  # the values' vectors need them all
             wide = [part.to(weights.dtype) for part in (q, k, v)]

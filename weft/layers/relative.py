@@ -186,10 +186,14 @@ class Rotary(nn.Module):
         They are float32, as in Llama, so that published weights find the angles they were trained with;
         float64 for float64.
         """
-        check_positions(positions)
-        angles = angles_of(positions, self.head_dim, self.base, at_least_float32(dtype), self.scaling)
+        angles = self.table(positions, dtype)
         angles = angles.reshape(-1, 1, *angles.shape[-2:])
         return angles.cos(), angles.sin()
+
+    def table(self, positions: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+        """The angles themselves [N, head_dim/2] or [B, N, head_dim/2], by which what stands there is turned."""
+        check_positions(positions)
+        return angles_of(positions, self.head_dim, self.base, at_least_float32(dtype), self.scaling)
 
     def turn(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """x[B, H, N, head_dim] turned by what `angles` gave."""

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from weft import observe
-from weft.kernels.attention import attend, attention_weights
+from weft.kernels.attention import attend, attention_weights, vectors
 from weft.kernels.mask import Mask, check_mask
 from weft.layers.linear import Linear
 
@@ -243,7 +243,12 @@ class SelfAttention(nn.Module):
         if x.dim() != 3:
             raise ValueError(f"expected x [B, N, D], not {list(x.shape)}")
         x = x[:, None]
-        observe.see(self, "weights", lambda: {"weights": attention_weights(x, x, mask, scale=self.scale)})
+        observe.see(
+            self,
+            "weights",
+            lambda: {"weights": attention_weights(x, x, mask, scale=self.scale)},
+            {"vectors": lambda: vectors(x, x, x, mask, scale=self.scale)},
+        )
         return attend(x, x, x, mask, scale=self.scale)[:, 0]
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from weft import observe
 from weft.config import ConvolutionalConfig
 from weft.kernels.dropout import dropout
 from weft.kernels.mask import Mask
@@ -111,6 +112,7 @@ class Convolutional(EncoderDecoder):
         z: Tensor = self.encoder_output(x)
         if z.requires_grad:
             z.register_hook(lambda gradient: gradient / len(self.decoder))
+        observe.see(self.encoder, "hidden", lambda: {"memory": z})
         scale = lengths.to(z.dtype).sqrt()[:, None, None]
         return z, (z + e) * (_HALF * scale), lengths, mask
 
@@ -121,7 +123,7 @@ class Convolutional(EncoderDecoder):
         x = self.decoder_input(g)
         for layer in self.decoder:
             x = layer(x, g, z, values, mask)
-        return self._drop(self.decoder_output(x))
+        return self._shown(self._drop(self.decoder_output(x)))
 
     def start(self, inputs: Tensor) -> DecoderState:
         """The state before the first target token, from source tokens [B, N].
@@ -144,7 +146,8 @@ class Convolutional(EncoderDecoder):
             inputs.append(x)
             x = layer(x, g, *state.source, state.mask, before[:, i])
         entries = torch.stack(inputs, 1)  # [B, L, T, dim]
-        return self._drop(self.decoder_output(x)), state.with_caches([cache.append(entries, entries[..., :0])])
+        hidden = self._shown(self._drop(self.decoder_output(x)))
+        return hidden, state.with_caches([cache.append(entries, entries[..., :0])])
 
     def _place(self, tokens: Tensor, places: Tensor, target: bool) -> Tensor:
         """The embeddings of tokens that stand at these places."""

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from weft import observe
 from weft.config import PAD, Specials, Tie
 from weft.kernels.cross_entropy import linear_cross_entropy, linear_divergence
 from weft.kernels.linear import linear
@@ -117,6 +118,11 @@ class EncoderDecoder(nn.Module):
         In the parameters' precision, fp32: rounded to bf16, most of the best candidates would be equal.
         """
         return linear(hidden.to(self._output.dtype), self._output, self.output_bias)
+
+    def _shown(self, hidden: Tensor) -> Tensor:
+        """What the output layer takes [B, T, D], shown to observers."""
+        observe.see(self, "hidden", lambda: {"hidden": hidden})
+        return hidden
 
     @property
     def _output(self) -> Tensor:

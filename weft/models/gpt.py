@@ -126,8 +126,7 @@ class GPT(nn.Module):
         bias, rotary = self._between(places, places, x.dtype)
         for block in self.blocks:
             x = block(x, mask, bias, rotary)
-        hidden: Tensor = self.norm(x)
-        return hidden
+        return self._shown(self.norm(x))
 
     def loss(self, batch: Texts, smoothing: float = 0.0, rdrop: float = 0.0) -> Loss:
         """The cross entropy of each token given those before it in its document, summed over the predicted tokens.
@@ -191,11 +190,20 @@ class GPT(nn.Module):
         for block, cache in zip(self._blocks, state.caches, strict=True):
             x, cache = block.step(x, cache, bias=bias, rotary=rotary)
             caches.append(cache)
-        return self.norm(x), state.with_caches(caches)
+        return self._shown(self.norm(x)), state.with_caches(caches)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Scores of the next token [..., V] of hidden [..., D], in the parameters' precision, fp32."""
         return linear(hidden.to(self._output.dtype), self._output)
+
+    def picture(self, count: int) -> dict[str, Tensor]:
+        """What the first ``count`` places of a text have, to be drawn, as a Transformer's positions; maybe nothing."""
+        places = positions(count)
+        if self.positions is not None:
+            return {"table": self.positions(places)}
+        if self.rotary is not None:
+            return {"angles": self.rotary.table(places)}
+        return {} if self.alibi is None else {"bias": self.alibi(places, places, torch.float32)[0]}
 
     def _embed(self, tokens: Tensor, places: Tensor) -> Tensor:
         """The embeddings [B, N, D] of tokens that stand at these places, ready for the first block."""
@@ -252,6 +260,11 @@ class GPT(nn.Module):
                 nn.init.normal_(parameter, std=_STD * (2 * len(self.blocks)) ** -0.5)
             elif "norm" not in name:
                 nn.init.normal_(parameter, std=_STD)
+
+    def _shown(self, hidden: Tensor) -> Tensor:
+        """What the output layer takes [B, N, D], shown to observers."""
+        observe.see(self, "hidden", lambda: {"hidden": hidden})
+        return hidden
 
     @property
     def _blocks(self) -> list[EncoderBlock]:

@@ -25,6 +25,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from weft import observe
 from weft.config import RecurrentConfig
 from weft.kernels.dropout import dropout
 from weft.kernels.mask import Mask
@@ -80,7 +81,9 @@ class Recurrent(EncoderDecoder):
         tokens, _, lengths, mask = read_source(source)
         x = self._drop(self._embed(tokens, target=False))
         outputs, state = self.encoder(x, None if mask.open else lengths)
-        return self.memory(outputs), lengths, mask, self.bridge(state)
+        memory: Tensor = self.memory(outputs)
+        observe.see(self.encoder, "hidden", lambda: {"memory": memory})
+        return memory, lengths, mask, self.bridge(state)
 
     def forward(self, source: Tensor, target: Tensor) -> Tensor:
         """What the output layer takes [B, T, embed_dim] after each token of target [B, T], all positions at once."""
@@ -120,7 +123,7 @@ class Recurrent(EncoderDecoder):
 
     def _read(self, outputs: Tensor) -> Tensor:
         hidden: Tensor = self.readout(self._narrow(outputs)).tanh()
-        return self._drop(hidden)
+        return self._shown(self._drop(hidden))
 
     def _drop(self, x: Tensor) -> Tensor:
         return dropout(x, self.dropout, self.training)

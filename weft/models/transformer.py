@@ -24,6 +24,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from weft import observe
 from weft.config import TransformerConfig
 from weft.kernels.dropout import dropout
 from weft.kernels.mask import Mask
@@ -44,7 +45,7 @@ class Positions(nn.Module):
         """Make what ``config.positions`` names; Shaw's vectors are in the attentions, "none" has nothing."""
         super().__init__()
         dim, heads = config.dim, config.num_heads
-        self.bidirectional = bidirectional
+        self.name, self.bidirectional = config.positions, bidirectional
         self.scheme: Absolute | None = None
         self.direction: nn.Parameter | None = None
         self.bias: ALiBi | T5Bias | None = None
@@ -69,8 +70,7 @@ class Positions(nn.Module):
         """The embeddings x [B, N, D] of tokens that stand at places [N] or [B, N], of rows of these lengths [B]."""
         if self.scheme is None:
             return x
-        encoding: Tensor = self.scheme(places, lengths, x.dtype)  # [N, D or 1] or [B, N, D or 1]
-        return x + (encoding if self.direction is None else encoding * self.direction)
+        return x + self._encoding(self.scheme, places, lengths, x.dtype)
 
     def between(self, places: Tensor, num_keys: int, dtype: torch.dtype) -> tuple[Tensor | None, Rotation | None]:
         """The bias [B or 1, H, N, num_keys] of queries that stand at places, and the rotation of queries and keys."""
@@ -84,6 +84,24 @@ class Positions(nn.Module):
             return bias, None
         rotary, angles = self.rotary, self.rotary.angles(places, dtype)  # made once for all layers
         return bias, lambda x, _: rotary.turn(x, *angles)
+
+    def picture(self, count: int) -> dict[str, Tensor]:
+        """What the first ``count`` places of a text have, to be drawn; nothing of Shaw's vectors, nor of "none".
+
+        "table" [N, D] is added to the embeddings, "bias" [H, N, N] to the scores, and by "angles" [N, head_dim/2]
+        queries and keys are turned.
+        """
+        places = positions(count)
+        if self.scheme is not None:
+            return {"table": self._encoding(self.scheme, places, torch.tensor([count]), torch.float32)}
+        if self.rotary is not None:
+            return {"angles": self.rotary.table(places)}
+        bias, _ = self.between(places, count, torch.float32)
+        return {} if bias is None else {"bias": bias[0]}
+
+    def _encoding(self, scheme: Absolute, places: Tensor, lengths: Tensor, dtype: torch.dtype) -> Tensor:
+        encoding: Tensor = scheme(places, lengths, dtype)  # [N, D or 1] or [B, N, D or 1]
+        return encoding if self.direction is None else encoding * self.direction
 
 
 class Transformer(EncoderDecoder):
@@ -138,7 +156,9 @@ class Transformer(EncoderDecoder):
         bias, rotary = self.source_positions.between(places, tokens.shape[1], x.dtype)
         for block in self.encoder:
             x = block(x, mask, bias, rotary)
-        return self.encoder_norm(x), lengths, mask
+        memory: Tensor = self.encoder_norm(x)
+        observe.see(self.encoder, "hidden", lambda: {"memory": memory})
+        return memory, lengths, mask
 
     def forward(self, source: Tensor, target: Tensor) -> Tensor:
         """What the output layer takes [B, T, D] after each token of target [B, T], all positions at once."""
@@ -148,8 +168,7 @@ class Transformer(EncoderDecoder):
         bias, rotary = self.target_positions.between(places, target.shape[1], x.dtype)
         for block in self.decoder:
             x = block(x, memory, memory_mask=mask, bias=bias, rotary=rotary)
-        hidden: Tensor = self.decoder_norm(x)
-        return hidden
+        return self._shown(self.decoder_norm(x))
 
     def start(self, inputs: Tensor) -> DecoderState:
         """The state before the first target token, from source tokens [B, N].
@@ -172,7 +191,7 @@ class Transformer(EncoderDecoder):
         for block, pair, cache in zip(self._decoder_blocks, pairs, state.caches, strict=True):
             x, cache = block.step(x, pair, cache, state.mask, bias=bias, rotary=rotary)
             caches.append(cache)
-        return self.decoder_norm(x), state.with_caches(caches)
+        return self._shown(self.decoder_norm(x)), state.with_caches(caches)
 
     def _place(self, tokens: Tensor, places: Tensor, lengths: Tensor, target: bool) -> Tensor:
         """The embeddings of tokens that stand at these places, ready for the first block."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from weft.views.matrix import Matrix, Values, plain
+from weft.views.matrix import INK, Matrix, Values, plain
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 Line = tuple[Sequence[float], Sequence[float]]  # x and y of a curve
 
-INK = ("#ffffff", "#5f97cb", "#0a2f66")  # one hue, in even steps of CIE lightness
 SIGNED = ("#a8430f", "#ffffff", "#0a2f66")  # for values around 0
 HATCH = "#b9bec6"
 # Told apart without colour vision (Okabe and Ito 2008), and by their dashes too.

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from weft.observe import Seen
 
+INK = ("#ffffff", "#5f97cb", "#0a2f66")  # of a weight from 0 to 1: one hue, in even steps of CIE lightness
 # A tensor, an array of any library, or rows of numbers.
 Values = Any
 

@@ -108,6 +108,12 @@ class Walk:
         """[V] softmax of the logits, in fp64."""
         return self.logits.double().softmax(-1)
 
+    def tensors(self) -> dict[str, Tensor]:
+        """All that is seen of the text on its way, by the attributes' names, for a record."""
+        names = ("tokens", "positions", "stream", "between", "attention", "heads", "feed_forward", "weights", "hidden")
+        found = {name: getattr(self, name) for name in names}
+        return {name: value for name, value in found.items() if value is not None}
+
     def name(self, token: int) -> str:
         """How a token is written; its number if that is not known."""
         return self.names.get(token, f"#{token}")

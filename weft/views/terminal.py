@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from unicodedata import category, east_asian_width
 
-from weft.views.matrix import Matrix
+from weft.views.matrix import INK, Matrix
 
 SHADES = ((0.75, "█"), (0.5, "▓"), (0.25, "▒"), (0.05, "░"))  # from this weight on; below the last, no ink
 CLOSED = "╱"
+_HUE = "\x1b[38;2;{};{};{}m".format(*bytes.fromhex(INK[1].removeprefix("#")))  # half way to full ink
 _LONGEST = 14  # characters of a key's label that are written, top to bottom
 
 
-def draw(matrix: Matrix) -> str:
+def draw(matrix: Matrix, colour: bool = False) -> str:
     """The matrix as text: queries down, keys across, each weight a block two characters wide.
+
+    In colour the blocks have a hue that can be seen on dark and on light ground.
 
     The keys are written from top to bottom, so that long words need no more room than short ones. The last
     lines are a legend and the caption.
@@ -36,7 +40,10 @@ def draw(matrix: Matrix) -> str:
     if bool(matrix.closed.any()):
         legend += f"  may not look {CLOSED}"
     down, across = matrix.sides
-    return "\n".join([*lines, "", f"{legend}  ({down} down, {across} across)", *filter(None, [matrix.caption])])
+    drawn = "\n".join([*lines, "", f"{legend}  ({down} down, {across} across)"])
+    if colour:
+        drawn = re.sub(f"[{''.join(block for _, block in SHADES)}]+", f"{_HUE}\\g<0>\x1b[0m", drawn)
+    return "\n".join([drawn, *filter(None, [matrix.caption])])
 
 
 def shade(weight: float) -> str:

@@ -1,0 +1,167 @@
+"""Searches go by steps, with rows that end, part and die out; a record of a search is of the paths that were chosen.
+
+A search tells a ``Path`` what becomes of its rows. At its end what the modules showed step by step, for all rows, is
+put together to one entry a module: the steps one below the other, of the chosen rows alone, as if the model had read
+each chosen target at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from weft.observe.records import Record, Seen
+
+if TYPE_CHECKING:
+    from weft.observe import Listener
+
+_BY_KEY = ("weights", "allowed", "bias")  # [..., query, key]: a later step has more keys
+_OF_KEYS = ("keys", "values")  # [..., key, dim]: the last step has them all
+Place = tuple[int, int]  # a step and a row of it
+
+
+class Path:
+    """Which rows of which steps led to which ends. With nobody listening, telling it something costs nothing."""
+
+    def __init__(self, listeners: Sequence[Listener]) -> None:
+        """Begin a search."""
+        self._listeners = listeners
+        self._marks = [[len(listener.record)] for listener in listeners]  # where each portion of entries ends
+        self._before: list[list[int]] = []  # for each step, the row that each row continues
+        self._ends: dict[Hashable, Place] = {}
+        self._read: list[int] = []
+        self._grown: dict[str, list[Tensor]] = {}  # of the search, by column
+
+    def __bool__(self) -> bool:
+        return bool(self._listeners)
+
+    def wants(self, kind: str) -> bool:
+        """Whether somebody listens for such things."""
+        return any(kind in listener.kinds for listener in self._listeners)
+
+    def begun(self, sources: Tensor, lengths: Tensor) -> None:
+        """The model has read the sources; row r of the first step will be of source ``sources[r]``.
+
+        Args:
+            sources: [R].
+            lengths: [B] how many tokens of the target, or of the prompt, it has consumed of each source by now.
+        """
+        if self:
+            self._mark()
+            self._before.append(sources.tolist())
+            self._read = lengths.tolist()
+
+    def stepped(self) -> None:
+        """The model has gone a step with all rows."""
+        if self:
+            self._mark()
+
+    def show(self, kind: str, make: Callable[[], dict[str, Tensor]]) -> None:
+        """Show something of the present step, for all rows, to those who listen for this kind."""
+        listeners = [listener for listener in self._listeners if kind in listener.kinds]
+        values = make() if listeners else {}
+        for listener in listeners:
+            listener.add("", kind, values)
+
+    def grew(self, **columns: Tensor) -> None:
+        """How the search goes on from the present step; for each continuation
+
+        source: which it belongs to; parent: the row that it continues; row: its own in the next step, −1 if it ends
+        here; token, log_prob: what was added; total: the log-probability of all so far.
+        """
+        step = torch.full_like(columns["token"], len(self._before) - 1)
+        for name, column in {"step": step, **columns}.items():
+            self._grown.setdefault(name, []).append(column)
+
+    def ended(self, key: Hashable, row: int) -> None:
+        """What is called ``key`` ends with this row of the present step."""
+        if self:
+            self._ends[key] = (len(self._before) - 1, row)
+
+    def goes_on(self, parents: Tensor) -> None:
+        """Row r of the next step continues row ``parents[r]`` of the present one."""
+        if self:
+            self._before.append(parents.tolist())
+
+    def finish(self, keys: Sequence[Hashable]) -> None:
+        """Put together what was seen on the way to these ends, a row each."""
+        if not self or not keys:
+            return
+        chains = [self._chain(*self._ends[key]) for key in keys]
+        for listener, marks in zip(self._listeners, self._marks, strict=True):
+            listener.replace(marks[0], self._folded(listener.record, marks, chains))
+            if "search" in listener.kinds and self._grown:
+                listener.add("", "search", {name: torch.cat(parts) for name, parts in self._grown.items()})
+
+    def _mark(self) -> None:
+        for listener, marks in zip(self._listeners, self._marks, strict=True):
+            marks.append(len(listener.record))
+
+    def _chain(self, step: int, row: int) -> list[int]:
+        """The source and then the row of each step that led to this row of a step."""
+        rows = [row]
+        for before in reversed(self._before[: step + 1]):
+            rows.append(before[rows[-1]])
+        return rows[::-1]
+
+    def _folded(self, record: Record, marks: Sequence[int], chains: Sequence[Sequence[int]]) -> list[Seen]:
+        entries = record.entries
+        portions = [entries[low:high] for low, high in pairwise(marks)]
+        start, *steps = ({(entry.name, entry.kind): entry for entry in portion} for portion in portions)
+        moving = dict.fromkeys(key for step in steps for key in step)
+        kept = [entry for entry in portions[0] if (entry.name, entry.kind) not in moving]
+        for key in moving:
+            first = next(entry for entry in (portion.get(key) for portion in (start, *steps)) if entry)
+            paths = [self._parts(start.get(key), [step.get(key) for step in steps], chain) for chain in chains]
+            values = {name: _together([_joined(name, path[name]) for path in paths]) for name in paths[0]}
+            kept.append(Seen(first.name, first.kind, first.call, _shared(first) | values))
+        return kept + entries[marks[-1] :]
+
+    def _parts(self, begun: Seen | None, steps: Sequence[Seen | None], chain: Sequence[int]) -> dict[str, list[Tensor]]:
+        """What one module showed on one path, by value: what it had read at first, and a part for each step."""
+        found: dict[str, list[Tensor]] = {}
+        source, rows = chain[0], chain[1:]
+        for name, row in _rows(begun, source):
+            found[name] = [row if name in _OF_KEYS else row[..., : self._read[source], :]]
+        for step, number in zip(steps, rows, strict=False):
+            for name, row in _rows(step, number):
+                found.setdefault(name, []).append(row if name in _OF_KEYS else row[..., -1:, :])
+        return found
+
+
+def _rows(entry: Seen | None, row: int) -> list[tuple[str, Tensor]]:
+    """The values of one row, each [..., position, …]; a gate for the whole input is one position."""
+    values = {} if entry is None else entry.values
+    return [(name, torch.atleast_2d(value[row])) for name, value in values.items() if value.dim() > 1]
+
+
+def _shared(entry: Seen) -> dict[str, Tensor]:
+    """The values that all rows share: a scale, a bias."""
+    return {name: value for name, value in entry.values.items() if value.dim() < 2}
+
+
+def _joined(name: str, parts: Sequence[Tensor]) -> Tensor:
+    """The parts of a path as one."""
+    if name in _OF_KEYS:
+        return parts[-1]
+    if name in _BY_KEY:
+        longest = max(part.shape[-1] for part in parts)
+        parts = [_grown(part, [*part.shape[:-1], longest]) for part in parts]
+    return torch.cat(list(parts), -2)
+
+
+def _together(rows: Sequence[Tensor]) -> Tensor:
+    """[B, …] of one tensor a path; shorter ones are filled up with zeros."""
+    shape = [max(sizes) for sizes in zip(*(row.shape for row in rows), strict=True)]
+    return torch.stack([_grown(row, shape) for row in rows])
+
+
+def _grown(x: Tensor, shape: Sequence[int]) -> Tensor:
+    """x with zeros behind it in every dimension, up to this shape."""
+    missing = [want - have for have, want in zip(x.shape, shape, strict=True)]
+    return pad(x, [width for more in reversed(missing) for width in (0, more)])
