@@ -218,3 +218,19 @@ def test_the_kernels_are_timed_and_targets_that_are_missed_can_fail_the_run(tmp_
     targets.at_least("something else", 1.0, 1.5)
     assert targets.missed == 1
     assert targets.lines[1].startswith("MISSED")
+
+
+def test_what_recording_costs_is_printed(tmp_path: Path) -> None:
+    numbers = tmp_path / "out.json"
+    arguments = ["--rows", "2", "--length", "4", "--rounds", "1", "--json", str(numbers)]
+    command = [sys.executable, "-m", "benchmarks.recording", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, encoding="utf-8", cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(numbers.read_text(encoding="utf-8"))["results"]
+    assert len(found) == 3 * 4
+    # Rows × heads × queries × keys × 4 bytes: of one cross-attention; of all; in a search one more step, to the end.
+    one = 2 * 4 * 4 * 4 * 4
+    assert found["greedy: unwatched"]["kept"] == 0
+    assert found["greedy: one layer"]["kept"] == 2 * 4 * 5 * 4 * 4
+    assert found["forward and backward: all layers"]["kept"] == one * 12
+    assert found["beam 5: all layers"]["kept"] == one * 4 + 4 * 2 * 4 * 5 * (5 + 4) * 4

@@ -64,3 +64,20 @@ def test_rollout_multiplies_layers_from_the_first_to_the_last() -> None:
         summaries.rollout([_weights(1, 2, 3, 4)])
     with pytest.raises(ValueError, match="residual"):
         summaries.rollout(layers, residual=1.0)
+
+
+def test_words_are_told_from_their_pieces() -> None:
+    assert summaries.word_numbers(["▁the", "▁ca", "t", "<0xC3>", "<0xA4>", "</s>"]) == [0, 1, 1, 1, 1, 2]
+    assert summaries.word_numbers(["a", "b", " c"]) == [0, 0, 1]
+    assert summaries.word_numbers([]) == []
+
+
+def test_weights_between_words_are_sums_over_keys_and_means_over_queries() -> None:
+    w = _weights(2, 3, 4)
+    found = summaries.by_words(w, [0, 0, 1], [0, 1, 1, 1])
+    expected = torch.stack([(w[:, 0] + w[:, 1]) / 2, w[:, 2]], 1)
+    expected = torch.stack([expected[..., 0], expected[..., 1:].sum(-1)], -1)
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(found.sum(-1), torch.ones(2, 2))
+    with pytest.raises(ValueError, match="2 and 4 tokens"):
+        summaries.by_words(w, [0, 1], [0, 1, 1, 1])

@@ -7,7 +7,7 @@ each chosen target at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -35,6 +35,7 @@ class Path:
         self._before: list[list[int]] = []  # for each step, the row that each row continues
         self._ends: dict[Hashable, Place] = {}
         self._read: list[int] = []
+        self._left: dict[int, dict[int, int]] = {}  # step -> row -> where its keys are, of the rows that ended there
         self._grown: dict[str, list[Tensor]] = {}  # of the search, by column
 
     def __bool__(self) -> bool:
@@ -66,7 +67,7 @@ class Path:
         listeners = [listener for listener in self._listeners if kind in listener.kinds]
         values = make() if listeners else {}
         for listener in listeners:
-            listener.add("", kind, values)
+            listener.add("", kind, dict(values))
 
     def grew(self, **columns: Tensor) -> None:
         """How the search goes on from the present step; for each continuation
@@ -86,6 +87,7 @@ class Path:
     def goes_on(self, parents: Tensor) -> None:
         """Row r of the next step continues row ``parents[r]`` of the present one."""
         if self:
+            self._forget_keys()
             self._before.append(parents.tolist())
 
     def finish(self, keys: Sequence[Hashable]) -> None:
@@ -97,6 +99,18 @@ class Path:
             listener.replace(marks[0], self._folded(listener.record, marks, chains))
             if "search" in listener.kinds and self._grown:
                 listener.add("", "search", {name: torch.cat(parts) for name, parts in self._grown.items()})
+
+    def _forget_keys(self) -> None:
+        """Of the present step, keep the keys and values of the rows that ended with it: the next step has the others'.
+
+        All steps of a beam together would hold some hundred times as much as the chosen paths need.
+        """
+        now = len(self._before) - 1
+        rows = sorted({row for step, row in self._ends.values() if step == now})
+        self._left[now] = {row: place for place, row in enumerate(rows)}
+        for listener, marks in zip(self._listeners, self._marks, strict=True):
+            for entry in listener.record.entries[marks[-2] :]:
+                entry.values |= {name: entry.values[name][rows] for name in _OF_KEYS if name in entry.values}
 
     def _mark(self) -> None:
         for listener, marks in zip(self._listeners, self._marks, strict=True):
@@ -126,18 +140,26 @@ class Path:
         """What one module showed on one path, by value: what it had read at first, and a part for each step."""
         found: dict[str, list[Tensor]] = {}
         source, rows = chain[0], chain[1:]
-        for name, row in _rows(begun, source):
-            found[name] = [row if name in _OF_KEYS else row[..., : self._read[source], :]]
-        for step, number in zip(steps, rows, strict=False):
-            for name, row in _rows(step, number):
-                found.setdefault(name, []).append(row if name in _OF_KEYS else row[..., -1:, :])
+        for name, part in _rows(begun, source):
+            found[name] = [part if name in _OF_KEYS else part[..., : self._read[source], :]]
+        for number, (step, row) in enumerate(zip(steps, rows, strict=False)):
+            last = number == len(rows) - 1
+            for name, part in _rows(step, row, self._left.get(number) if last else {}):
+                found.setdefault(name, []).append(part if name in _OF_KEYS else part[..., -1:, :])
         return found
 
 
-def _rows(entry: Seen | None, row: int) -> list[tuple[str, Tensor]]:
-    """The values of one row, each [..., position, …]; a gate for the whole input is one position."""
-    values = {} if entry is None else entry.values
-    return [(name, torch.atleast_2d(value[row])) for name, value in values.items() if value.dim() > 1]
+def _rows(entry: Seen | None, row: int, left: Mapping[int, int] | None = None) -> list[tuple[str, Tensor]]:
+    """The values of one row, each [..., position, …]; a gate for the whole input is one position.
+
+    Of keys, those of the rows that ``left`` has the places of, or of all if None.
+    """
+    found = []
+    for name, value in ({} if entry is None else entry.values).items():
+        place = row if left is None or name not in _OF_KEYS else left.get(row)
+        if value.dim() > 1 and place is not None:
+            found.append((name, torch.atleast_2d(value[place])))
+    return found
 
 
 def _shared(entry: Seen) -> dict[str, Tensor]:

@@ -6,6 +6,7 @@ query that may look nowhere and for padding, to 0), or the record's entry itself
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import torch
@@ -13,6 +14,8 @@ from torch import Tensor
 
 from weft.observe import Seen
 from weft.views.matrix import Values, plain
+
+_MARK = re.compile("</?[a-z]+>")  # a byte is <0x0A>
 
 
 def mean_of_heads(weights: Seen | Values) -> Tensor:
@@ -82,6 +85,38 @@ def rollout(layers: Sequence[Seen | Values], residual: float = 0.5) -> Tensor:
         mixed = (1.0 - residual) * mean + residual * torch.eye(shape[-1])
         rolled = mixed / mixed.sum(-1, keepdim=True).clamp(min=1e-12) @ rolled
     return rolled.expand(shape)
+
+
+def word_numbers(labels: Sequence[str]) -> list[int]:
+    """For each token the number of its word: a word begins with a space (or ▁), and a mark such as </s> is one."""
+    numbers: list[int] = []
+    for label in labels:
+        begins = label[:1] in ("", " ", "▁", "…") or _MARK.fullmatch(label) is not None
+        numbers.append(numbers[-1] + begins if numbers else 0)
+    return numbers
+
+
+def by_words(weights: Values, queries: Sequence[int], keys: Sequence[int]) -> Tensor:
+    """Weights between words from weights between their pieces: [..., N, M] -> [..., words, words].
+
+    A word is looked at as much as all of its pieces together, and looks where its pieces look on average; rows that
+    summed to 1 still do.
+
+    Args:
+        weights: [..., N, M].
+        queries, keys: for each of the N and of the M tokens the number of its word, 0, 0, 1, …
+
+    Raises:
+        ValueError: if there are other numbers of tokens.
+    """
+    w = _weights(weights)
+    if w.shape[-2:] != (len(queries), len(keys)):
+        raise ValueError(f"{len(queries)} and {len(keys)} tokens do not fit weights {list(w.shape)}")
+    rows, columns = (
+        torch.nn.functional.one_hot(torch.tensor(side, dtype=torch.int64), max(side, default=-1) + 1).to(w.dtype)
+        for side in (queries, keys)
+    )
+    return (rows / rows.sum(0)).T @ w @ columns
 
 
 def _weights(given: Seen | Values) -> Tensor:
