@@ -234,3 +234,17 @@ def test_what_recording_costs_is_printed(tmp_path: Path) -> None:
     assert found["greedy: one layer"]["kept"] == 2 * 4 * 5 * 4 * 4
     assert found["forward and backward: all layers"]["kept"] == one * 12
     assert found["beam 5: all layers"]["kept"] == one * 4 + 4 * 2 * 4 * 5 * (5 + 4) * 4
+
+
+def test_bleu_by_length_is_that_of_the_sentences_of_the_length() -> None:
+    from benchmarks.ladder import by_length
+    from weft.evaluation.translation import score
+
+    sources = ["a b c", "a " * 9, "b " * 10, "c " * 30]
+    said = ["x y z w", "x y z w v", "y y y z w", "q q q q"]
+    wanted = [["x y z w"], ["x y z w u"], ["y y z z w"], ["q q q r"]]
+    found = by_length(sources, said, wanted, "none")
+    assert list(found) == [1, 9, 22]
+    assert found[1] == pytest.approx(100.0)
+    assert found[9] == score(said[1:3], wanted[1:3], "none").bleu
+    assert found[22] == score(said[3:], wanted[3:], "none").bleu
