@@ -192,21 +192,37 @@ def test_the_commands_of_the_readme_work(
     trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     readme = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
-    section = readme.partition("## Train a translator")[2].partition("\n## ")[0]
+    section = readme.partition("## Train a translator")[2].partition("\n## Train a language model")[0]
     commands = re.findall(r"^weft .*$", section, re.MULTILINE)
-    assert [command.split()[1] for command in commands] == ["train", "translate", "evaluate"]
+    assert [command.split()[1] for command in commands] == ["train", "translate", "evaluate", "look", "look", "look"]
     monkeypatch.chdir(tmp_path)
     write_corpus(tmp_path / "pairs.tsv")
     write_corpus(tmp_path / "test.tsv", 20, seed=7)
     for command in commands:
-        words = shlex.split(command)[1:]
+        words = shlex.split(command, comments=True)[1:]
         if words[0] == "train":
             words += [*SMALL, "--training.steps=20", "--training.bleu=false"]  # quick: that it learns is shown above
         assert cli.main(words) == 0
     assert "BLEU" in capsys.readouterr().out
-    (program,) = re.findall(r"^```python\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
-    exec(compile(program, "README.md", "exec"), {"__name__": "readme"})
-    assert capsys.readouterr().out
+    assert {path.name for path in tmp_path.glob("*.*")} >= {"look.html", "map.svg", "seen.record", "again.html"}
+    programs = re.findall(r"^```python\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
+    assert len(programs) == 2
+    for program in programs:
+        exec(compile(program, "README.md", "exec"), {"__name__": "readme"})
+        assert capsys.readouterr().out
+
+
+def test_models_are_put_side_by_side(trained: Path, tmp_path: Path) -> None:
+    write_corpus(tmp_path / "test.tsv", 20, seed=7)
+    arguments = [str(trained), "--data", str(tmp_path / "test.tsv"), "--json", str(tmp_path / "out.json")]
+    command = [sys.executable, "-m", "benchmarks.ladder", *arguments, "--out", str(tmp_path / "out.png")]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parent.parent)
+    assert done.returncode == 0, done.stderr
+    (rung,) = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))["results"].values()
+    assert (rung["name"], rung["steps"]) == ("transformer", 400)
+    assert rung["bleu"] > 50
+    assert "| transformer |" in done.stdout
+    assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ OSError), 1 any other failure, 130 Ctrl-C, 143 SIGTERM. ``--debug`` shows the tr
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
 import warnings
@@ -228,6 +229,36 @@ def _generate(
             typer.echo(f"{best.log_prob:.2f}\t{whole}" if n > 1 else whole)
 
 
+@app.command("look")
+def _look(
+    model: Annotated[str, typer.Argument(help="A model, or without a text a saved record.", show_default=False)],
+    text: Annotated[str | None, typer.Argument(help="What to translate, or to go on from.", show_default=False)] = None,
+    target: Annotated[str | None, typer.Option(help="A translation to look at instead of the model's own.")] = None,
+    out: Annotated[Path, typer.Option(help="The page.")] = Path("look.html"),
+    figure: Annotated[Path | None, typer.Option(help="The alignment as a picture too (.svg, .png, .pdf).")] = None,
+    record: Annotated[Path | None, typer.Option(help="Everything that was seen, as one file.")] = None,
+    words: Annotated[bool, typer.Option("--words", help="Between words instead of pieces, but for the page.")] = False,
+    show: Annotated[bool, typer.Option("--open", help="Show the page in a browser.")] = False,
+    beam: Annotated[int | None, _BEAM] = None,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="Of a language model: so many at most.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of a language model: of the draw.")] = None,
+    precision: Annotated[Precision, _PRECISION] = "auto",
+) -> None:
+    """See what the model attends to: in the terminal, and all of it as one page that needs no network."""
+    from weft import api
+
+    found = api.look(model, text, target, precision, beam=beam, max_tokens=max_tokens, seed=seed)
+    if figure is not None:
+        found.figure(figure, words)
+    if record is not None:
+        found.record.save(record)
+    found.write(out)
+    typer.echo(found.draw(_colours(), words))
+    typer.echo(f"{', '.join(str(path) for path in (out, figure, record) if path is not None)} written")
+    if show:
+        typer.launch(str(out))
+
+
 @app.command("convert")
 def _convert(
     source: Annotated[str, typer.Argument(metavar="FROM", help="A language model that weft reads.")],
@@ -259,27 +290,33 @@ def _evaluate(
     length: Annotated[int | None, typer.Option(min=1, help="Of a language model: tokens of a window.")] = None,
     stride: Annotated[int | None, typer.Option(min=1, help="Of a language model: from window to window.")] = None,
     nanogpt: Annotated[bool, typer.Option("--nanogpt", help="Of a language model: estimate as nanoGPT does.")] = False,
+    align: Annotated[
+        bool, typer.Option("--align", help="Of a translator: how often its attention hits the right word.")
+    ] = False,
     exact: Annotated[bool | None, _EXACT] = None,
     precision: Annotated[Precision, _PRECISION] = "auto",
     json: Annotated[bool, _JSON] = False,
 ) -> None:
     """Measure a model: a translator's BLEU and chrF on a test set, or a language model's perplexity on a text."""
     from weft import api
-    from weft.evaluation import language, translation
+    from weft.evaluation import alignment, language, translation
 
     given = data[0] if data and len(data) == 1 else data
     task = api.task_of(model)
     others: dict[str, object] = {"length": length, "stride": stride, "nanogpt": nanogpt or None}
     if task == "language":
         others = {"baseline": baseline, "beam": beam, "tokenize": tokenize, "output": output, "exact": exact}
+        others["align"] = align or None
     if wrong := [f"--{name}" for name, value in others.items() if value is not None]:
         raise ValueError(f"{', '.join(wrong)}: not for the task {task!r}, which {model} is for")
     if task == "language":
-        report: language.Report | translation.Report = language.evaluate_folder(
+        report: language.Report | translation.Report | alignment.Report = language.evaluate_folder(
             model, given, length=length, stride=stride, nanogpt=nanogpt, precision=precision
         )
     elif not given:
         raise ValueError("nothing to translate: give a TSV file, two files, or a part of a named set")
+    elif align:
+        report = alignment.evaluate_folder(model, given, precision)
     else:
         report = translation.evaluate_folder(
             model,
@@ -344,6 +381,11 @@ def _stdin() -> Iterator[str]:
     from weft.data.text import lines_of
 
     return lines_of(sys.stdin.buffer, "stdin")
+
+
+def _colours() -> bool:
+    """Whether stdout is a terminal that shows colours."""
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def _line(text: str) -> str:

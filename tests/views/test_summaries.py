@@ -81,3 +81,10 @@ def test_weights_between_words_are_sums_over_keys_and_means_over_queries() -> No
     torch.testing.assert_close(found.sum(-1), torch.ones(2, 2))
     with pytest.raises(ValueError, match="2 and 4 tokens"):
         summaries.by_words(w, [0, 1], [0, 1, 1, 1])
+
+
+def test_order_counts_runs_and_crossings() -> None:
+    assert summaries.order([0, 1, 1, 2]) == (1, 0)
+    assert summaries.order([0, 2, 1, -1, 3]) == (2, 1)
+    assert summaries.order([3, 2, 1, 0]) == (4, 6)
+    assert summaries.order([-1]) == (0, 0)

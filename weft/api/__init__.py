@@ -11,19 +11,21 @@ model.generate("O Romeo, ", n=3, temperature=0.8).text
 from __future__ import annotations
 
 import os
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import torch
 
 from weft import folder
 from weft.api.language_model import LanguageModel
 from weft.api.language_model import Options as GenerateOptions
+from weft.api.look import Look
 from weft.api.results import Alignment, Candidate, Choice, Continuation, Translation
 from weft.api.search import Search
 from weft.api.translator import WINDOW, Options, Translator
 from weft.interop.published import is_published, read_published
 from weft.kernels.machine import bf16_products
 from weft.models.contract import Seq2Seq
+from weft.observe import Record
 
 __all__ = [
     "WINDOW",
@@ -33,6 +35,7 @@ __all__ = [
     "Continuation",
     "GenerateOptions",
     "LanguageModel",
+    "Look",
     "Options",
     "Precision",
     "Search",
@@ -41,6 +44,7 @@ __all__ = [
     "load",
     "load_language_model",
     "load_translator",
+    "look",
     "task_of",
 ]
 
@@ -96,6 +100,39 @@ def load_language_model(path_or_name: str | os.PathLike[str], precision: Precisi
     if not isinstance(found, LanguageModel):
         raise ValueError(f"{os.fspath(path_or_name)} is a translator, which translates and does not generate")
     return found
+
+
+def look(
+    path_or_name: str | os.PathLike[str],
+    text: str | None = None,
+    target: str | None = None,
+    precision: Precision = "auto",
+    **options: Any,
+) -> Look:
+    """Everything that a model looks at while it answers a text; or what a saved record holds.
+
+    Args:
+        path_or_name: a model as in ``load``; or without a text a file that ``Record.save`` wrote.
+        text: what to translate, or to go on from.
+        target: a translation to look at instead of the model's own.
+        precision: as in ``load``.
+        options: of the search; see ``Translator.look`` and ``LanguageModel.look``.
+
+    Raises:
+        OSError: if there is no such model or file.
+        ValueError: if a file is damaged, or something does not go together.
+    """
+    given = {name: value for name, value in options.items() if value is not None}
+    if text is None:
+        if target is not None or given:
+            raise ValueError(f"{', '.join(given) or 'target'}: a saved record is looked at as it is")
+        return Look(Record.load(path_or_name))
+    model = load(path_or_name, precision)
+    if isinstance(model, Translator):
+        return model.look(text, target, **cast(Options, given))
+    if target is not None:
+        raise ValueError(f"{os.fspath(path_or_name)} is a language model, which goes on from a text and has no target")
+    return model.look(text, **cast(GenerateOptions, given))
 
 
 def task_of(path_or_name: str | os.PathLike[str]) -> str:

@@ -7,6 +7,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextvars import copy_context
 from dataclasses import fields
 from hashlib import sha256
 from queue import SimpleQueue
@@ -16,6 +17,7 @@ from typing import Any, Protocol, Unpack, cast, overload
 import torch
 from torch import Tensor, nn
 
+from weft.api.look import KINDS, Look, of_continuation
 from weft.api.results import Candidate, Choice, Continuation
 from weft.api.search import Search, SearchKeys, batches, known, make_search, windows
 from weft.api.walk import walk
@@ -28,12 +30,14 @@ from weft.decoding.steps import begin, padded, predict, searching, top
 from weft.interop.published import write_published
 from weft.models.contract import Seq2Seq
 from weft.models.gpt import GPT
+from weft.observe import record
 from weft.views.stream import Walk
 
 WINDOW = 64  # prompts that are read before the first of them goes on
 WALKED = 256  # the longest prompt of a walk, in tokens
 _BEFORE = 32  # so many tokens of a prompt are decoded with what follows
 _BYTE = re.compile("<0x[0-9A-F]{2}>")
+_NOT_OF_A_DRAW = ("n", "stop", "max_tokens", "beam")  # options that say nothing of how one token is drawn
 
 
 class Options(SearchKeys, total=False):
@@ -187,7 +191,7 @@ class LanguageModel:
             hidden, _ = self._endless.step(self._endless.first(source)[:, None], state)
             log_probs = predict(self._endless, hidden[:, -1])
             values, tokens = top(log_probs, min(k, log_probs.shape[1]))
-        labels = self._labels(tokens[0].tolist())
+        labels = self.labels(tokens[0].tolist())
         return [Choice(label, value) for label, value in zip(labels, values[0].exp().tolist(), strict=True)]
 
     def walk(self, prompt: str, **options: Unpack[Options]) -> Walk:
@@ -200,7 +204,7 @@ class LanguageModel:
         Raises:
             ValueError: if the prompt is longer, or an option is not of the next token; and as ``generate``.
         """
-        if wrong := [name for name in ("n", "stop", "max_tokens", "beam") if options.get(name) is not None]:
+        if wrong := [name for name in _NOT_OF_A_DRAW if options.get(name) is not None]:
             raise ValueError(f"{', '.join(wrong)}: a walk goes to the next token only")
         search, _ = self.search(**options)
         (row,) = self._encoded([prompt])
@@ -211,7 +215,31 @@ class LanguageModel:
         likeliest = SamplingOptions(top_k=1)
         assert isinstance(self.model, GPT)
         drawn = search.sampling or likeliest
-        return walk(self.model, row, self._labels, drawn, search.options, _numbers([row])[0])
+        return walk(self.model, row, self.labels, drawn, search.options, _numbers([row])[0])
+
+    def look(self, prompt: str, **options: Unpack[Options]) -> Look:
+        """Everything that the model looks at while it goes on from a prompt.
+
+        Args:
+            prompt: what to go on from; with the continuation it must fit into the context.
+            options: of the search; ``max_tokens`` is at most what the context has room for.
+
+        Raises:
+            ValueError: if several continuations are asked for, or the prompt fills the context; and as ``generate``.
+        """
+        if options.get("n") not in (None, 1):
+            raise ValueError(f"n={options['n']}: one continuation can be looked at")
+        (row,) = self._encoded([prompt])
+        if self._bare.max_len is not None:
+            room = self._bare.max_len - len(row)
+            if room < 1:
+                raise ValueError(f"the prompt has {len(row)} tokens, and the context ends at {self._bare.max_len}")
+            options["max_tokens"] = min(options.get("max_tokens") or room, room)
+        drawn = {key: value for key, value in options.items() if key not in _NOT_OF_A_DRAW}
+        with record(self.model, kinds=KINDS) as seen:
+            found = self.generate(prompt, **options)
+        walk = self.walk(prompt, **cast(Options, drawn)) if len(row) <= WALKED else None
+        return of_continuation(seen, found, walk)
 
     def export(self, path: str | os.PathLike[str]) -> str:
         """Write the model for others: a folder of transformers, or a file of llama2.c if the path ends with .bin.
@@ -262,7 +290,7 @@ class LanguageModel:
                 )
         return [row or self._beginning() for row in rows]
 
-    def _labels(self, ids: Sequence[int]) -> list[str]:
+    def labels(self, ids: Sequence[int]) -> list[str]:
         """A label for each token; a number for those that only round the size of the model up."""
         known = self.vocabulary.vocab_size
         return [self.vocabulary.tokens([number])[0] if number < known else f"#{number}" for number in ids]
@@ -399,7 +427,7 @@ def _streamed(run: Callable[[Callable[[str], None]], Any]) -> Iterator[str]:
         except BaseException as error:  # it is the reader's
             queue.put(error)
 
-    thread = Thread(target=work, name="generate", daemon=True)
+    thread = Thread(target=copy_context().run, args=(work,), name="generate", daemon=True)  # observers hear it too
     thread.start()
     sent = 0
     try:

@@ -9,6 +9,7 @@ from typing import Unpack, cast, overload
 import torch
 from torch import Tensor, nn
 
+from weft.api.look import KINDS, Look, of_translation
 from weft.api.results import Alignment, Candidate, Choice, Translation
 from weft.api.search import Search, SearchKeys, batches, known, make_search, windows
 from weft.config import EOS, PAD, UNK, Recipe
@@ -18,6 +19,7 @@ from weft.decoding.alternatives import alternatives
 from weft.decoding.options import Hypothesis
 from weft.decoding.score import score
 from weft.models.contract import Seq2Seq
+from weft.observe import record
 
 TIMES_TRAINED = 8  # a source may have so many times the tokens that a source had in training
 WINDOW = 1024  # lines that are read before the first of them is translated
@@ -161,6 +163,23 @@ class Translator:
         (weights,) = align(self._seq2seq, row, [ids])
         source_tokens = self.tokenizers.source.tokens(row[0].tolist())
         return Alignment(tuple(source_tokens), tuple(self.tokenizers.target.tokens([*ids, EOS])), weights)
+
+    def look(self, source: str, target: str | None = None, **options: Unpack[Options]) -> Look:
+        """Everything that the model looks at while it translates a text, or while it says a given translation.
+
+        Args:
+            source: a text.
+            target: a translation of it; the one that is found if None.
+            options: of the search.
+
+        Raises:
+            ValueError: if the source is blank or longer than the model can take; if options come with a target.
+        """
+        if target is not None and options:
+            raise ValueError(f"{', '.join(options)}: nothing is searched for where the target is given")
+        with record(self.model, kinds=KINDS if target is None else (*KINDS, "hidden")) as seen:
+            found = self.translate(source, **options) if target is None else self.score(source, target)
+        return of_translation(seen, found, forced=target is not None)
 
     def alternatives(
         self,

@@ -62,7 +62,7 @@ def walk(
     return Walk(
         ids=ids[0],
         names=dict(zip(known, map(str, known) if labels is None else labels(known), strict=True)),
-        scheme=_scheme(model),
+        scheme=scheme_of(model),
         tokens=start["tokens"][0],
         positions=None if model.positions is None else start["positions"],
         stream=torch.cat([start["stream"], _added(seen, model, "around_feed_forward", "stream")]),
@@ -125,6 +125,7 @@ def _biases(seen: Record, model: GPT) -> Tensor | None:
     return torch.stack(biases) if biases else None
 
 
-def _scheme(model: GPT) -> str:
+def scheme_of(model: GPT) -> str:
+    """How a model knows where a token stands: learned, rotary, alibi or none."""
     parts = {"learned": model.positions, "rotary": model.rotary, "alibi": model.alibi}
     return next((name for name, part in parts.items() if part is not None), "none")

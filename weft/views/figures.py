@@ -9,6 +9,7 @@ A weight is one hue, from the paper (0) to full ink (1). Hatched: a query may no
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from weft.views import summaries
 from weft.views.matrix import INK, Matrix, Values, plain
 
 if TYPE_CHECKING:
@@ -28,6 +30,7 @@ Line = tuple[Sequence[float], Sequence[float]]  # x and y of a curve
 
 SIGNED = ("#a8430f", "#ffffff", "#0a2f66")  # for values around 0
 HATCH = "#b9bec6"
+PATH = "#d55e00"
 # Told apart without colour vision (Okabe and Ito 2008), and by their dashes too.
 LINES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000", "#8a8a8a")
 DASHES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (1, 1)), (0, (3, 1, 1, 1)), (0, (8, 3)))
@@ -68,6 +71,25 @@ def heat_map(matrix: Matrix, numbers: bool = False) -> Figure:
     bar = figure.colorbar(image, ax=axes, fraction=0.05, pad=0.02, ticks=[0, 0.5, 1])
     bar.outline.set_visible(False)
     _caption(figure, matrix.caption)
+    return figure
+
+
+def alignment(matrix: Matrix) -> Figure:
+    """A matrix of attention from target to source, with its order made visible.
+
+    A dot marks where each target looks most, and a line joins the dots: on a diagonal the words come in the same order
+    in both languages; where it is dashed, the target goes back in the source. The caption counts both.
+    """
+    figure = heat_map(matrix)
+    axes = figure.axes[0]
+    places = summaries.alignment(matrix.weights).tolist()
+    rows = [(place, row) for row, place in enumerate(places) if place >= 0]
+    for (x, y), (to_x, to_y) in pairwise(rows):
+        axes.plot([x, to_x], [y, to_y], color=PATH, linewidth=1.4, linestyle="-" if to_x >= x else (0, (3, 2)))
+    axes.plot(*zip(*rows, strict=True), "o", color=PATH, markersize=4.5, markeredgecolor="white", markeredgewidth=0.7)
+    runs, crossings = summaries.order(places)
+    told = f"{runs} run{'s' * (runs != 1)} in the source's order, {crossings} crossing{'s' * (crossings != 1)}."
+    _caption(figure, f"{matrix.caption}{'.' * (not matrix.caption.endswith('.'))} {told}")
     return figure
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from itertools import combinations, pairwise
 
 import torch
 from torch import Tensor
@@ -52,6 +53,21 @@ def alignment(weights: Seen | Values) -> Tensor:
     """The key that each query looks at most: [..., N, M] -> [..., N]; of equals the first, −1 if it looks nowhere."""
     w = _weights(weights)
     return torch.where(w.sum(-1) > 0, w.argmax(-1), -1)
+
+
+def order(places: Sequence[int]) -> tuple[int, int]:
+    """How far a translation keeps the order of its source, from where each target word looks most.
+
+    Args:
+        places: in the source, for each target word in its order; −1 for one that looks nowhere, which does not count.
+
+    Returns:
+        How many runs there are in which the place never goes back; and how many crossings: pairs of target words whose
+        places stand in the opposite order. A diagonal, one run without crossings, is a translation word for word.
+    """
+    seen = [place for place in places if place >= 0]
+    runs = sum(after < before for before, after in pairwise(seen)) + bool(seen)
+    return runs, sum(after < before for before, after in combinations(seen, 2))
 
 
 def rollout(layers: Sequence[Seen | Values], residual: float = 0.5) -> Tensor:
