@@ -16,8 +16,6 @@ from torch import Tensor
 
 from weft.kernels.steady import is_steady, pad_length
 
-_ROOM = 64  # capacity grows by half, to a multiple of this, and of what steady mode pads to
-
 
 @dataclass(eq=False)
 class _Store:
@@ -94,11 +92,13 @@ class KVCache:
 
     def select(self, rows: Tensor) -> KVCache:
         """The rows with these numbers, in this order; a row may be taken twice."""
-        if self._store is None:
-            return KVCache(None, self.lengths[rows])
         chosen = KVCache(None, self.lengths[rows])
-        keys, values = (_with_room(part[rows, :, : chosen.longest]) for part in (self._store.keys, self._store.values))
-        chosen._store = _Store(keys, values, chosen.lengths)
+        if self._store is not None:
+            room = pad_length(chosen.longest + 1)
+            # In one pass, with what lies behind the ends of rows: a beam search does this at each step.
+            parts = (part[:, :, :room].index_select(0, rows) for part in (self._store.keys, self._store.values))
+            keys, values = (_with_room(part, room) for part in parts)
+            chosen._store = _Store(keys, values, chosen.lengths)
         return chosen
 
     def truncate(self, lengths: Tensor) -> KVCache:
@@ -126,7 +126,7 @@ class KVCache:
             return KVCache(None, lengths)
         if len(stores) != len(caches):
             raise ValueError("cannot join caches that hold something with caches that hold nothing")
-        room = _capacity(max(cache.longest for cache in caches))
+        room = pad_length(max(cache.longest for cache in caches))
 
         def join(parts: list[Tensor]) -> Tensor:
             whole = parts[0].new_zeros(len(lengths), parts[0].shape[1], room, parts[0].shape[3])
@@ -175,13 +175,11 @@ class KVCache:
         return grown
 
 
-def _with_room(entries: Tensor, room: int = 0) -> Tensor:
-    """The entries [B, G, n, D] at the start of a store with room for one more at least."""
+def _with_room(entries: Tensor, room: int) -> Tensor:
+    """The entries [B, G, n, D] if n is room enough, or at the start of a store that has as much, padded."""
     n = entries.shape[2]
-    store = entries.new_zeros(*entries.shape[:2], _capacity(max(room, n + 1)), entries.shape[3])
+    if n >= room:
+        return entries
+    store = entries.new_zeros(*entries.shape[:2], pad_length(room), entries.shape[3])
     store[:, :, :n] = entries
     return store
-
-
-def _capacity(room: int) -> int:
-    return -(-max(room, 1) // _ROOM) * _ROOM
