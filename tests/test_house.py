@@ -153,7 +153,7 @@ def test_a_right_import_is_let_through(name: str, source: str) -> None:
 
 MAPPED = ("weft/", "benchmarks/", "examples/", "docs/")
 # Folders whose files one line may stand for.
-GROUPS = ("docs/pictures/", "weft/shipped/")
+GROUPS = ("docs/pictures/", "weft/shipped/", "weft/views/page/")
 
 
 def file_map(text: str) -> list[str] | None:

@@ -128,8 +128,10 @@ def test_every_picture_exists_and_is_shown() -> None:
     linked = set(re.findall(r"\]\((pictures/\w+\.png)\)", PAGE))
     drawn = {f"pictures/{name}.png" for name in [*PICTURES, "three_ways"]}
     assert shown == linked
-    assert linked <= drawn == {f"pictures/{path.name}" for path in FOLDER.iterdir()}
-    sizes = {path.name: path.stat().st_size for path in FOLDER.iterdir()}
+    assert linked <= drawn == {f"pictures/{path.name}" for path in FOLDER.glob("*.png")}
+    trained = re.findall(r"\]\((pictures/gallery/\w+\.png)\)", PAGE)
+    assert [path for path in trained if not (ROOT / "docs" / path).is_file()] == []
+    sizes = {path.name: path.stat().st_size for path in FOLDER.glob("*.png")}
     assert {name: size for name, size in sizes.items() if not 5_000 < size < 110_000} == {}
 
 

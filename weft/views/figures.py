@@ -251,7 +251,8 @@ def _values(figure: Figure, axes: Axes, grid: Tensor, labels: Sequence[str] | No
         grid.numpy(), cmap=_colours(SIGNED if signed else INK), vmin=low, vmax=1, aspect="auto", interpolation="nearest"
     )
     if labels is not None:
-        axes.set_xticks(range(grid.shape[1]), labels, fontsize=9, **_font(*labels))
+        turned = 90 if _long(labels) and len(labels) > 8 else 0
+        axes.set_xticks(range(grid.shape[1]), labels, fontsize=9, rotation=turned, **_font(*labels))
     _frame(axes)
     bar = figure.colorbar(image, ax=axes, fraction=0.03, pad=0.01, ticks=[low, (low + 1) / 2, 1])
     bar.outline.set_visible(False)
