@@ -261,13 +261,21 @@ def _look(
 
 @app.command("convert")
 def _convert(
-    source: Annotated[str, typer.Argument(metavar="FROM", help="A language model that weft reads.")],
-    target: Annotated[Path, typer.Argument(metavar="TO", help="A new folder for transformers, or a .bin of llama2.c.")],
+    source: Annotated[str, typer.Argument(metavar="FROM", help="A model that weft reads.")],
+    target: Annotated[
+        Path, typer.Argument(metavar="TO", help="A new folder; of a language model a .bin of llama2.c too.")
+    ],
+    to: Annotated[
+        Literal["transformers", "ctranslate2"], typer.Option(help="For whom; a translator for either.")
+    ] = "transformers",
+    quantization: Annotated[
+        Literal["none", "int8", "int16", "float16", "bfloat16"], typer.Option(help="Of what CTranslate2 is given.")
+    ] = "none",
 ) -> None:
-    """Write a language model in the format of others."""
+    """Write a model in the format of others. A translator is checked: it must say there what it says here."""
     from weft import api
 
-    typer.echo(api.load_language_model(source, "fp32").export(target))
+    typer.echo(api.convert(source, target, to, quantization))
 
 
 @app.command("evaluate")

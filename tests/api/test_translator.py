@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from weft import api, folder
+from weft import api, cli, folder
 from weft.api import Translation, Translator, search
 from weft.config import BOS, EOS, PAD, UNK, Recipe
 from weft.data.vocabulary import make_pair
@@ -410,3 +410,24 @@ def test_batches_hold_every_line_once_and_keep_to_the_budget(lengths: list[int],
         assert len(batch) == 1 or len(batch) * max(lengths[place] for place in batch) <= most
     for batch, after in pairwise(batches):  # no batch could have taken the next line too
         assert (len(batch) + 1) * max(lengths[place] for place in [*batch, after[0]]) > most
+
+
+def test_it_goes_out_to_other_programs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = {"dim": 16, "num_heads": 2, "ffn_dim": 32, "encoder_layers": 1, "decoder_layers": 2}
+    translator = translator_of("bpe", model={"family": "transformer", **sizes, "tie": "all"})
+    model = str(tmp_path / "model")
+    folder.save(model, translator.model, translator.recipe, translator.tokenizers, "card")
+    for to in ("transformers", "ctranslate2"):
+        pytest.importorskip(to)
+        assert cli.main(["convert", model, str(tmp_path / to), "--to", to]) == 0
+        assert "checked with" in capsys.readouterr().out
+        assert (tmp_path / to / "config.json").is_file()
+        assert cli.main(["convert", model, str(tmp_path / to), "--to", to]) == 2
+        assert "is there already" in capsys.readouterr().err
+    assert cli.main(["convert", model, str(tmp_path / "x"), "--quantization", "int8"]) == 2
+    assert "is for ctranslate2" in capsys.readouterr().err
+    recurrent = translator_of(model={"family": "recurrent", "dim": 16, "embed_dim": 8})
+    with pytest.raises(ValueError, match="ctranslate2 has family = transformer"):
+        recurrent.export(tmp_path / "y", "ctranslate2")
+    assert not (tmp_path / "x").exists()
+    assert not (tmp_path / "y").exists()

@@ -41,6 +41,7 @@ __all__ = [
     "Search",
     "Translation",
     "Translator",
+    "convert",
     "load",
     "load_language_model",
     "load_translator",
@@ -133,6 +134,22 @@ def look(
     if target is not None:
         raise ValueError(f"{os.fspath(path_or_name)} is a language model, which goes on from a text and has no target")
     return model.look(text, **cast(GenerateOptions, given))
+
+
+def convert(
+    path_or_name: str | os.PathLike[str], path: str | os.PathLike[str], to: str, quantization: str = "none"
+) -> str:
+    """Write a model in the format of others; see ``Translator.export`` and ``LanguageModel.export``.
+
+    Raises:
+        OSError, ValueError, ImportError: as these do.
+    """
+    model = load(path_or_name, "fp32")
+    if isinstance(model, Translator):
+        return model.export(path, to, quantization=quantization)
+    if to != "transformers" or quantization != "none":
+        raise ValueError("a language model is written for transformers, or to a .bin of llama2.c, in fp32")
+    return model.export(path)
 
 
 def task_of(path_or_name: str | os.PathLike[str]) -> str:

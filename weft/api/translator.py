@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Unpack, cast, overload
@@ -18,6 +19,7 @@ from weft.decoding.align import align
 from weft.decoding.alternatives import alternatives
 from weft.decoding.options import Hypothesis
 from weft.decoding.score import score
+from weft.interop.published import export_translator
 from weft.models.contract import Seq2Seq
 from weft.observe import record
 
@@ -213,6 +215,31 @@ class Translator:
             )
             for each in found
         ]
+
+    def export(
+        self,
+        path: str | os.PathLike[str],
+        to: str = "transformers",
+        samples: Sequence[str] = (),
+        quantization: str = "none",
+    ) -> str:
+        """Write the model for others, once the program that is to run it has said what weft says.
+
+        Args:
+            path: a folder that is not there yet.
+            to: "transformers" or "ctranslate2".
+            samples: sentences on which both are compared; if none, some are made of the vocabulary.
+            quantization: how CTranslate2 stores matrices: none, int8, int16, float16 or bfloat16.
+
+        Returns:
+            What was written and how it was checked, for people.
+
+        Raises:
+            ValueError: if such a format has no place for this model, or what was written does not say what weft says.
+            ImportError: if a package is missing that the format needs.
+            OSError: if the path is there already, or cannot be written.
+        """
+        return export_translator(self.model, self.recipe, self.tokenizers, path, to, samples, quantization)
 
     def search(self, **options: Unpack[Options]) -> Search:
         """The search that these options and the recipe's defaults ask for.

@@ -6,23 +6,26 @@ published = read_published("stories260K.bin")       # a file of llama2.c, with t
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
-from tokenizers import Tokenizer, processors
-from torch import Tensor
+from torch import Tensor, nn
 
-from weft.config import GPTConfig, Recipe, Specials
-from weft.interop import huggingface, llama2c
+from weft.config import GPTConfig, Recipe, Specials, TransformerConfig, nearest
+from weft.data.tokenizers import TokenizerPair
+from weft.interop import ctranslate2, huggingface, llama2c, marian
+from weft.interop.handover import POSITIONS
 from weft.interop.huggingface import CONFIG, Weights
 from weft.interop.tensor_files import read_json
-from weft.interop.vocabularies import Vocabulary, read_vocabulary
+from weft.interop.vocabularies import Saved, Vocabulary, read_vocabulary, write_vocabulary
 from weft.models import outline
 from weft.models.gpt import GPT
+from weft.models.transformer import Transformer
+
+TRANSLATORS = ("transformers", "ctranslate2")  # what a translation model can be written for
 
 
 class Published(NamedTuple):
@@ -92,38 +95,49 @@ def write_published(
     special |= {name: number for name, number in (("bos", specials.bos), ("pad", specials.pad)) if number >= 0}
     config, tensors = _with_biases(config, model.state_dict())
     huggingface.write(path, config, tensors, special)
-    _write_vocabulary(path, vocabulary, special, opening)
+    write_vocabulary(path, vocabulary, special, opening)
     return f"{path}: a folder of transformers"
 
 
-class Saved(Protocol):
-    """What is asked of a vocabulary that is written."""
+def export_translator(
+    model: nn.Module,
+    recipe: Recipe,
+    tokenizers: TokenizerPair,
+    path: str | os.PathLike[str],
+    to: str,
+    samples: Sequence[str] = (),
+    quantization: str = "none",
+) -> str:
+    """Write a translation model for others, once the program that is to run it has said what weft says.
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write a tokenizer.json."""
+    Args:
+        model: a Transformer.
+        recipe: what it was trained by.
+        tokenizers: for the source and for the target.
+        path: a folder that is not there yet.
+        to: "transformers" or "ctranslate2"; see ``weft.interop.marian`` and ``weft.interop.ctranslate2``.
+        samples: sentences on which both are compared; if none, some are made of the source's vocabulary.
+        quantization: how CTranslate2 stores matrices: none, int8, int16, float16 or bfloat16.
 
+    Returns:
+        What was written and how it was checked, for people.
 
-def _write_vocabulary(
-    folder: Path, vocabulary: Saved, special: Mapping[str, int | list[int]], opening: Sequence[int]
-) -> None:
-    """tokenizer.json, with what opens a text, and what transformers needs to take it as it is."""
-    path = folder / "tokenizer.json"
-    vocabulary.save(path)
-    rust = Tokenizer.from_file(str(path))
-    names = [rust.id_to_token(number) or "" for number in opening]
-    rust.add_special_tokens(names)
-    if opening:
-        before = " ".join(f"{name}:0" for name in names)
-        rust.post_processor = processors.TemplateProcessing(
-            single=f"{before} $A:0",
-            pair=f"{before} $A:0 {before} $B:0",
-            special_tokens=list(zip(names, opening, strict=True)),
-        )
-        rust.save(str(path))
-    tokens = {role: number[0] if isinstance(number, list) else number for role, number in special.items()}
-    roles = {f"{role}_token": rust.id_to_token(number) for role, number in tokens.items()}
-    tree = {"tokenizer_class": "PreTrainedTokenizerFast", **roles, "clean_up_tokenization_spaces": False}
-    (folder / "tokenizer_config.json").write_text(json.dumps(tree, indent=2) + "\n", encoding="utf-8")
+    Raises:
+        ValueError: if such a format has no place for this model, or what was written does not say what weft says.
+        ImportError: if a package is missing that the format needs.
+        OSError: if the path is there already, or cannot be written.
+    """
+    if to not in TRANSLATORS:
+        raise ValueError(f"to={to!r}: expected {' or '.join(TRANSLATORS)}{nearest(to, TRANSLATORS)}")
+    config = recipe.model
+    if not isinstance(config, TransformerConfig) or not isinstance(model, Transformer):
+        raise ValueError(f"{to} has family = transformer, but the model has {config.family}")
+    positions = max(POSITIONS, 8 * recipe.data.max_len)  # as long a text as a Translator takes
+    if to == "ctranslate2":
+        return ctranslate2.write(path, model, config, tokenizers, samples, quantization, positions)
+    if quantization != "none":
+        raise ValueError(f"quantization={quantization!r} is for ctranslate2: transformers has its own ways to quantise")
+    return marian.write(path, model, config, tokenizers, samples, positions)
 
 
 def _model(weights: Weights, vocabulary: Vocabulary, named: Mapping[str, tuple[int, ...]]) -> GPT:

@@ -22,9 +22,9 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from tokenizers import Regex, decoders, models, pre_tokenizers
+from tokenizers import Regex, decoders, models, pre_tokenizers, processors
 from tokenizers import Tokenizer as Rust
 
 from weft.config import nearest
@@ -158,6 +158,57 @@ def read_vocabulary(path: str | os.PathLike[str], pattern: str | None = None) ->
         return _opening_said(_vocabulary(found, pattern), found.with_name("tokenizer_config.json"))
     except ValueError as error:
         raise ValueError(f"{found}: {error}") from None
+
+
+class Saved(Protocol):
+    """What is asked of a vocabulary that is written."""
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write a tokenizer.json."""
+
+
+def write_vocabulary(
+    folder: Path,
+    vocabulary: Saved,
+    special: Mapping[str, int | list[int]],
+    opening: Sequence[int] = (),
+    closing: Sequence[int] = (),
+    also: Mapping[str, object] | None = None,
+) -> None:
+    """Write tokenizer.json and tokenizer_config.json, which transformers takes as they are.
+
+    Args:
+        folder: where to.
+        vocabulary: what to write.
+        special: the numbers of the specials by their roles, bos, eos, pad and unk.
+        opening: the tokens that stand before every text.
+        closing: those that stand behind it.
+        also: what else the tokenizer_config.json says.
+    """
+    path = folder / "tokenizer.json"
+    vocabulary.save(path)
+    rust = Rust.from_file(str(path))
+    around = [*opening, *closing]
+    names = [rust.id_to_token(number) or "" for number in around]
+    rust.add_special_tokens(names)
+    if around:
+        marks = [f"{name}:0" for name in names]
+        before, after = marks[: len(opening)], marks[len(opening) :]
+        rust.post_processor = processors.TemplateProcessing(
+            single=" ".join([*before, "$A:0", *after]),
+            pair=" ".join([*before, "$A:0", *after, *before, "$B:0", *after]),
+            special_tokens=list(zip(names, around, strict=True)),
+        )
+        rust.save(str(path))
+    tokens = {role: number[0] if isinstance(number, list) else number for role, number in special.items()}
+    roles = {f"{role}_token": rust.id_to_token(number) for role, number in tokens.items()}
+    tree = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        **roles,
+        "clean_up_tokenization_spaces": False,
+        **(also or {}),
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(tree, indent=2) + "\n", encoding="utf-8")
 
 
 def _opening_said(vocabulary: Vocabulary, config: Path) -> Vocabulary:
