@@ -3,8 +3,8 @@
     python -m docs.gallery MODELS [name …]      all pictures, or the named ones
 
 MODELS is a folder with the models that docs/gallery.md says how to train: ``enfr-rnn``, ``enja-rnn``,
-``multi30k-en-de`` and ``shakespeare``. A picture whose model is not there is left as it is, and that is said. The pages
-are photographed by a headless Chromium, through playwright.
+``multi30k-en-de``, ``multi30k-en-de-rnn`` and ``shakespeare``. A picture whose model is not there is left as it is, and
+that is said. The pages are photographed by a headless Chromium, through playwright.
 """
 
 from __future__ import annotations
@@ -72,6 +72,12 @@ def caption(models: Path) -> Figure:
     return _aligned(look, "A Transformer translates a caption: cross-attention, mean over heads and layers")
 
 
+def caption_rnn(models: Path) -> Figure:
+    """B2: the same sentence, and a recurrent model."""
+    look = load_translator(models / "multi30k-en-de-rnn").look(CAPTION)
+    return _aligned(look, "A GRU with additive attention translates the same caption")
+
+
 def many_heads(models: Path) -> Figure:
     """B9: each head of one layer looks for something else."""
     record = load_translator(models / "multi30k-en-de").look(CAPTION).record
@@ -133,7 +139,7 @@ def looks_back(models: Path) -> Figure:
 
 WIDE = (1280, 860)
 HEAD = "view=matrix&where=encoder self&layer=2&head=2&token=source.5"
-_DRAWN = (agreement, cat, fox, park, caption, many_heads, reading, excitation, positions, looks_back)
+_DRAWN = (agreement, cat, fox, park, caption, caption_rnn, many_heads, reading, excitation, positions, looks_back)
 PICTURES: dict[str, Callable[[Path], Figure]] = {draw.__name__: draw for draw in _DRAWN}
 # The page, photographed: whose model, of which text, in which view, how wide and high, light or dark.
 PAGES: dict[str, tuple[str, str, str, tuple[int, int], str]] = {
