@@ -87,6 +87,15 @@ def peak_memory(call: Callable[[], object]) -> int:
         steady_memory()
 
 
+def peak_resident() -> int:
+    """The most memory that this process has ever had in use, in bytes.
+
+    Raises:
+        OSError: where Linux's /proc does not tell.
+    """
+    return _status("VmHWM")
+
+
 def steady_memory() -> bool:
     """Keep freed memory, as training does; once, at the start of a benchmark. All candidates profit alike."""
     return machine.keep_memory()

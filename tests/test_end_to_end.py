@@ -212,6 +212,22 @@ def test_the_commands_of_the_readme_work(
         assert capsys.readouterr().out
 
 
+def test_decoding_is_compared_with_others(trained: Path, tmp_path: Path) -> None:
+    pytest.importorskip("ctranslate2")
+    pytest.importorskip("transformers")
+    write_corpus(tmp_path / "test.tsv", 12, seed=7)
+    arguments = [str(trained), "--data", str(tmp_path / "test.tsv"), "--json", str(tmp_path / "out.json")]
+    command = [sys.executable, "-m", "benchmarks.decoding", *arguments, "--quick", "--rounds", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parent.parent)
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))["results"]
+    for beam in (1, 5):
+        rows = found[f"beam {beam}"]
+        assert len(rows) == 3
+        assert len({round(row["bleu"], 6) for row in rows.values()}) == 1, "all say the same"
+        assert len(found[f"latency, beam {beam}"]) == 6
+
+
 def test_models_are_put_side_by_side(trained: Path, tmp_path: Path) -> None:
     write_corpus(tmp_path / "test.tsv", 20, seed=7)
     arguments = [str(trained), "--data", str(tmp_path / "test.tsv"), "--json", str(tmp_path / "out.json")]
