@@ -241,13 +241,19 @@ def _look(
     show: Annotated[bool, typer.Option("--open", help="Show the page in a browser.")] = False,
     beam: Annotated[int | None, _BEAM] = None,
     max_tokens: Annotated[int | None, typer.Option(min=1, help="Of a language model: so many at most.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Of a language model: of the draw.")] = None,
+    sample: Annotated[bool | None, typer.Option(help="Draw, or take the best. Else as the recipe says.")] = None,
+    temperature: Annotated[float | None, typer.Option(help="Of the draw: below 1 is more cautious.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of the draw.")] = None,
     precision: Annotated[Precision, _PRECISION] = "auto",
 ) -> None:
     """See what the model attends to: in the terminal, and all of it as one page that needs no network."""
     from weft import api
+    from weft.views import figures
 
-    found = api.look(model, text, target, precision, beam=beam, max_tokens=max_tokens, seed=seed)
+    if figure is not None:
+        figures.check_ending(figure)  # before the work, not after it
+    drawn = {"sample": sample, "temperature": temperature, "seed": seed}
+    found = api.look(model, text, target, precision, beam=beam, max_tokens=max_tokens, **drawn)
     if figure is not None:
         found.figure(figure, words)
     if record is not None:
@@ -324,6 +330,9 @@ def _evaluate(
     elif not given:
         raise ValueError("nothing to translate: give a TSV file, two files, or a part of a named set")
     elif align:
+        given_too = {"baseline": baseline, "beam": beam, "tokenize": tokenize, "output": output, "exact": exact}
+        if wrong := [f"--{name}" for name, value in given_too.items() if value is not None]:
+            raise ValueError(f"{', '.join(wrong)}: --align reads given translations and searches for none")
         report = alignment.evaluate_folder(model, given, precision)
     else:
         report = translation.evaluate_folder(

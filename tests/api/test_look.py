@@ -57,7 +57,7 @@ def test_labels_fit_and_the_alignment_is_that_of_the_answer(model: Any, options:
 def test_the_search_is_told_from_step_to_step(translator: Translator, beam: int) -> None:
     found = translator.translate("the dog runs home", beam=beam)
     search = translator.look("the dog runs home", beam=beam).record.about["search"]
-    assert search["kind"] == ("beam" if beam > 1 else "one path")
+    assert search["kind"] == ("beam" if beam > 1 else "greedy")
     assert search["finished"][0] == {"text": found.text, "score": found.score}
     path = [[row for row in step if row["chosen"]] for step in search["steps"]]
     said = [row["token"] for rows in path for row in rows]
@@ -131,12 +131,16 @@ def test_a_language_model_shows_the_prompt_and_how_it_goes_on(language_model: La
         rows = entry.weights.shape[2]
         expected = at_once[entry.name].weights[:, :, :rows, :rows]
         torch.testing.assert_close(entry.weights, expected, rtol=0.0, atol=1e-5)
+    assert record.about["search"]["first"] == len(found.prompt_ids) - 1
+    if "beam" in options:
+        assert "walk" not in record.about, "a beam's first token is chosen at its end"
+        return
     walk = record.calls("", "walk")[0]
+    assert record.about["walk"]["chosen"] == record.about["source"][len(found.prompt_ids)]
     assert record.about["walk"]["labels"] == record.about["source"][: len(found.prompt_ids)]
     torch.testing.assert_close(
         walk["weights"][0], at_once["blocks.0.attention"].weights[0, :, :7, :7], rtol=0.0, atol=1e-5
     )
-    assert record.about["search"]["first"] == len(found.prompt_ids) - 1
 
 
 def api_record(model: LanguageModel) -> Any:
@@ -152,6 +156,34 @@ def test_a_text_ends_with_the_context(language_model: LanguageModel) -> None:
         language_model.look("O" * 40)
     with pytest.raises(ValueError, match="one continuation"):
         language_model.look("O", n=2)
+
+
+def test_exact_and_drawn_answers_are_looked_at_too(translator: Translator) -> None:
+    exact = translator.look("the dog runs home", exact=True)
+    assert exact.record.about["target_text"] == translator.translate("the dog runs home", exact=True).text
+    assert exact.matrix.weights.shape == (len(exact.record.about["target"]), len(exact.record.about["source"]))
+    drawn = translator.look("the dog runs home", sample=True, seed=5).record.about["search"]
+    assert drawn["kind"] == "sample"
+    taken = [[each["token"] for each in step if each["chosen"]] for step in drawn["steps"]]
+    for tokens, candidates in zip(taken, drawn["candidates"], strict=False):
+        assert [each["token"] for each in candidates if each["chosen"]] == tokens, "what was drawn is among them"
+    with pytest.raises(ValueError, match="one translation that is drawn"):
+        translator.look("the dog", sample=True, n_best=3)
+
+
+def test_a_model_without_attention_is_looked_at_without(capsys: pytest.CaptureFixture[str]) -> None:
+    model = translator_of("bpe", model={"family": "recurrent", "dim": 16, "embed_dim": 8, "attention": "none"})
+    look = model.look("the dog", beam=1)
+    assert "no attention was recorded" in str(look)
+    assert "<html" in look.page()
+    with pytest.raises(ValueError, match="no attention was recorded"):
+        look.aligned()
+
+
+def test_max_tokens_is_as_the_recipe_says() -> None:
+    model = model_of(overrides=("decoding.max_extra=3",))
+    assert len(model.look("O Rom", temperature=0).record.about["search"]["candidates"]) <= 4
+    assert model.look("O Rom", temperature=0, max_tokens=0).record.about["target_text"] == ""
 
 
 def test_a_stream_is_heard_too(language_model: LanguageModel) -> None:
@@ -209,7 +241,11 @@ def test_the_shell_writes_the_page_the_picture_and_the_record(
         (["look", "nowhere", "the dog"], "nowhere"),
         (["look", "seen"], "no such file: seen"),
         (["look", "model", " "], "the text is blank"),
-        (["look", "model", "the dog", "--figure", "x.nothing"], "nothing"),
+        (["look", "model", "the dog", "--figure", "x.nothing"], "a picture must end with .png, .svg, .pdf"),
+        (["look", "model"], "model is a model: give it a text"),
+        (["look", "model", "the dog", "--max-tokens", "3"], "max_tokens is for language models"),
+        (["look", "model", "the dog", "--record", "no/such/x"], "cannot write no/such/x"),
+        (["evaluate", "model", "text.txt", "--align", "--beam", "3"], "--beam: --align reads given translations"),
         (["look", "text.txt"], "is no record of attention"),
         (["look", "text.txt", "--beam", "3"], "beam: a saved record is looked at as it is"),
         (["look", "model", "the dog", "--out", "no/such/place.html"], "no/such/place.html"),

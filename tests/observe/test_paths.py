@@ -15,6 +15,7 @@ from weft.decoding.beam import beam
 from weft.decoding.greedy import greedy
 from weft.decoding.options import Hypothesis, SearchOptions
 from weft.decoding.sampling import SamplingOptions, sample
+from weft.decoding.sliding import Sliding
 from weft.kernels.plain import plain
 from weft.models.contract import Seq2Seq
 from weft.models.convolutional import Convolutional
@@ -102,16 +103,15 @@ def test_a_search_shows_what_its_chosen_hypotheses_show_when_read_at_once(name: 
         for entry in _at_once(model, source[number], hypothesis.tokens):
             shown = seen.calls(entry.name, entry.kind)
             assert len(shown) == 1, "one entry for the whole search"
-            at = number if shown[0].name.startswith("encoder") else row
             for value, expected in entry.values.items():
                 compared.add((entry.kind, value))
                 torch.testing.assert_close(
-                    _cut(shown[0].values[value][at], expected[0]), expected[0], rtol=0.0, atol=1e-9
+                    _cut(shown[0].values[value][row], expected[0]), expected[0], rtol=0.0, atol=1e-9
                 )
                 if value == "weights":
                     total = expected[0].sum(-1)
                     torch.testing.assert_close(total, torch.ones_like(total), rtol=0.0, atol=1e-5)
-                    assert not shown[0].weights[at][..., expected.shape[-1] :].any(), "padding was looked at"
+                    assert not shown[0].weights[row][..., expected.shape[-1] :].any(), "padding was looked at"
     assert ("weights", "weights") in compared
     assert ("hidden", "hidden") in compared
 
@@ -229,3 +229,48 @@ def test_specials_without_weft_numbers_are_followed_too() -> None:
     with weft.record(cast(nn.Module, model)) as seen:
         found = beam(model, source, SearchOptions(beam=3, max_extra=5))
     assert len(seen["blocks.1.attention"].weights) == len(found)
+
+
+def test_beyond_the_context_keys_stand_where_they_do_in_the_text() -> None:
+    torch.manual_seed(4)
+    gpt = GPT(GPTConfig(dim=16, num_heads=4, ffn_dim=32, num_layers=2, max_len=8, positions="none"), WORDS).eval()
+    model = cast(Seq2Seq, Sliding(gpt))
+    prompts = torch.tensor([[5, 6, 7, 8, 9, 10, 11, 12, 13, 14], [9, 4, 5, 0, 0, 0, 0, 0, 0, 0]])
+    options = SearchOptions(max_ratio=0.0, max_extra=9)
+    unheard = greedy(model, prompts, options)
+    with weft.record(gpt, kinds="vectors") as seen:
+        found = greedy(model, prompts, options)
+    assert found == unheard
+    for entry in seen.of_kind("weights"):
+        for row, prompt in enumerate(prompts.tolist()):
+            length = sum(token != 0 for token in prompt)
+            text = [*prompt[:length], *found[row][0].tokens]
+            for place in range(length - 1, len(text)):  # what the model saw when it read this token
+                state = model.start(torch.tensor([text[: place + 1]]))
+                begin = int(cast(Any, state).begins[0])
+                with torch.no_grad(), weft.record(gpt) as window:
+                    gpt(torch.tensor([text[begin : place + 1]]))
+                expected = window.calls(entry.name, "weights")[0].weights[0, :, -1]
+                mine = entry.weights[row, :, place]
+                torch.testing.assert_close(mine[:, begin : place + 1], expected, rtol=0.0, atol=1e-5)
+                assert not mine[:, :begin].any()
+                assert not mine[:, place + 1 :].any()
+        assert entry["keys"].shape[2] == entry.weights.shape[3]
+
+
+def test_a_record_hears_of_its_own_models_searches_only() -> None:
+    one, source = _made("transformer")
+    other, prompts = _made("gpt")
+    with weft.record(cast(nn.Module, one), kinds=("distribution", "search", "weights")) as seen:
+        greedy(other, prompts, _OPTIONS)
+    assert len(seen) == 0
+    with weft.record(cast(nn.Module, one), names="decoder.0.*", kinds=("distribution", "weights")) as seen:
+        greedy(one, source, _OPTIONS)
+    assert {entry.kind for entry in seen} == {"weights", "distribution"}
+
+
+def test_in_exact_mode_no_padding_of_keys_is_shown() -> None:
+    model, source = _made("transformer")
+    with weft.record(cast(nn.Module, model)) as seen:
+        beam(model, source, SearchOptions(beam=2, exact=True, max_extra=3))
+    assert {entry.weights.shape[3] for entry in seen if "cross" in entry.name} == {source.shape[1]}

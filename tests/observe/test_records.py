@@ -69,6 +69,13 @@ def test_what_is_no_record_is_told_in_a_line(tmp_path: Path) -> None:
         Record.load(whole)
 
 
+def test_what_cannot_be_written_is_told(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="cannot write"):
+        _record().save(tmp_path / "missing" / "x")
+    with pytest.raises(ValueError, match="what JSON can say"):
+        Record(about={"x": torch.ones(1)}).save(tmp_path / "x")
+
+
 def test_calls_and_kinds_are_told_apart() -> None:
     record = _record()
     assert [entry.call for entry in record.calls("a")] == [0, 1]
@@ -99,6 +106,8 @@ def test_attentions_of_other_models_become_a_record() -> None:
     assert named["decoder"].keys == tuple(tokens)
     with pytest.raises(ValueError, match=r"expected weights \[batch, head, query, key\]"):
         Record.of([torch.ones(3, 3)])
+    with pytest.raises(ValueError, match='attn_implementation="eager"'):
+        Record.of([None])
     with pytest.raises(ValueError, match="between 0 and 1"):
         Record.of([torch.randn(1, 1, 3, 3)])
     with pytest.raises(ValueError, match="4 queries, but 2 labels"):

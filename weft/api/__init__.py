@@ -127,9 +127,13 @@ def look(
     if text is None:
         if target is not None or given:
             raise ValueError(f"{', '.join(given) or 'target'}: a saved record is looked at as it is")
+        if os.path.isdir(path_or_name) or os.fspath(path_or_name) in folder.names():
+            raise ValueError(f"{os.fspath(path_or_name)} is a model: give it a text to look at")
         return Look(Record.load(path_or_name))
     model = load(path_or_name, precision)
     if isinstance(model, Translator):
+        if "max_tokens" in given:
+            raise ValueError("max_tokens is for language models: a translation ends by itself")
         return model.look(text, target, **cast(Options, given))
     if target is not None:
         raise ValueError(f"{os.fspath(path_or_name)} is a language model, which goes on from a text and has no target")

@@ -17,7 +17,7 @@ from typing import Any, Protocol, Unpack, cast, overload
 import torch
 from torch import Tensor, nn
 
-from weft.api.look import KINDS, Look, of_continuation
+from weft.api.look import KINDS, Look, of_continuation, way_of
 from weft.api.results import Candidate, Choice, Continuation
 from weft.api.search import Search, SearchKeys, batches, known, make_search, windows
 from weft.api.walk import walk
@@ -230,16 +230,18 @@ class LanguageModel:
         if options.get("n") not in (None, 1):
             raise ValueError(f"n={options['n']}: one continuation can be looked at")
         (row,) = self._encoded([prompt])
+        search, _ = self.search(**options)
         if self._bare.max_len is not None:
             room = self._bare.max_len - len(row)
             if room < 1:
                 raise ValueError(f"the prompt has {len(row)} tokens, and the context ends at {self._bare.max_len}")
-            options["max_tokens"] = min(options.get("max_tokens") or room, room)
+            options["max_tokens"] = min(search.options.max_extra, room)
         drawn = {key: value for key, value in options.items() if key not in _NOT_OF_A_DRAW}
         with record(self.model, kinds=KINDS) as seen:
             found = self.generate(prompt, **options)
-        walk = self.walk(prompt, **cast(Options, drawn)) if len(row) <= WALKED else None
-        return of_continuation(seen, found, walk)
+        way = way_of(search)
+        walked = way != "beam" and len(row) <= WALKED  # a beam's first token is not chosen when it is said
+        return of_continuation(seen, found, way, self.walk(prompt, **cast(Options, drawn)) if walked else None)
 
     def export(self, path: str | os.PathLike[str]) -> str:
         """Write the model for others: a folder of transformers, or a file of llama2.c if the path ends with .bin.

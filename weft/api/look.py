@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from weft.api.results import Candidate, Continuation, Translation
+from weft.api.search import Search
 from weft.api.walk import scheme_of
 from weft.config import EOS
 from weft.models.contract import Seq2Seq
@@ -44,17 +45,26 @@ class Look:
         return self.aligned()
 
     def aligned(self, words: bool = False) -> Matrix:
-        """The matrix; between whole words instead of their pieces, if so asked and where the tokens tell of words."""
+        """The matrix; between whole words instead of their pieces, if so asked and where the tokens tell of words.
+
+        Raises:
+            ValueError: if no attention was recorded.
+        """
         attentions = self.record.of_kind("weights")
+        if not attentions:
+            raise ValueError("no attention was recorded: the model has none, or the record is of something else")
         cross = [entry for entry in attentions if entry.role == "cross"]
         if not cross:
-            return matrix.of(attentions[-1])
+            last = attentions[-1]
+            return matrix.of(last, allowed=last.values.get("allowed"))
+        cross = [entry for entry in cross if entry.weights.shape[2:] == cross[0].weights.shape[2:]]
         weights = torch.stack([summaries.mean_of_heads(entry)[0] for entry in cross]).mean(0)
-        rows, columns = (list(labels or ()) for labels in (cross[0].queries, cross[0].keys))
+        rows: Sequence[str] | None = cross[0].queries
+        columns: Sequence[str] | None = cross[0].keys
         known = self.record.about.get("words", {})
         if words and {"source", "target"} <= known.keys():
             weights = summaries.by_words(weights, known["target"], known["source"])
-            rows, columns = _joined(rows, known["target"]), _joined(columns, known["source"])
+            rows, columns = _joined(rows or (), known["target"]), _joined(columns or (), known["source"])
         what = "word" if words else "token"
         caption = f"where each target {what} looked: attention to the source, mean over heads and layers, after softmax"
         return Matrix(weights, rows, columns, None, caption, ("target", "source"))
@@ -89,7 +99,9 @@ class Look:
         """The alignment for a terminal, in shades of characters or in colours."""
         about = self.record.about
         texts = [f"{about[name]}" for name in ("source_text", "target_text") if about.get(name)]
-        return "\n".join([*texts, "", terminal.draw(self.aligned(words), colour)])
+        seen = bool(self.record.of_kind("weights"))
+        drawn = terminal.draw(self.aligned(words), colour) if seen else "no attention was recorded"
+        return "\n".join([*map(_printable, texts), "", drawn])
 
     def __str__(self) -> str:
         return self.draw()
@@ -102,13 +114,13 @@ class Look:
         return html.notebook(self.record)
 
 
-def of_translation(seen: Record, found: Translation, forced: bool = False) -> Look:
+def of_translation(seen: Record, found: Translation, way: str) -> Look:
     """What was seen while one text was translated, or (forced) while a given translation was scored.
 
     Args:
         seen: a record of KINDS, and of "hidden" too if forced.
         found: the translation.
-        forced: whether the target was given.
+        way: how it came about: "beam", "greedy", "sample" or "forced".
 
     Raises:
         ValueError: if nothing was seen, since the text is blank.
@@ -117,7 +129,7 @@ def of_translation(seen: Record, found: Translation, forced: bool = False) -> Lo
         raise ValueError("there is nothing to look at: the text is blank")
     translator, best = found.translator, found.n_best[0]
     model, labels = cast(Seq2Seq, translator.model), translator.tokenizers.target.tokens
-    log_probs = _distribution(seen, model, forced)
+    log_probs = _distribution(seen, model, way == "forced")
     count = len(log_probs)
     said = _said(labels, best, count)
     read = _labels(labels, [model.specials.bos, *best.ids])[:count]
@@ -137,12 +149,12 @@ def of_translation(seen: Record, found: Translation, forced: bool = False) -> Lo
         "source": source,
         "target": said,
         "words": _words(source=source, target=said),
-        "search": _search(seen, log_probs, found.n_best, labels, forced),
+        "search": _search(seen, log_probs, found.n_best, labels, way),
     }
     return Look(_trimmed(seen, _positions(translator.model, [len(source), count])))
 
 
-def of_continuation(seen: Record, found: Continuation, walk: Walk | None = None) -> Look:
+def of_continuation(seen: Record, found: Continuation, way: str, walk: Walk | None = None) -> Look:
     """What was seen while a prompt was gone on from; with a walk from the prompt to the first token of it."""
     model, best = found.model, found.n_best[0]
     log_probs = _distribution(seen, cast(Seq2Seq, model.model), forced=False)
@@ -157,7 +169,7 @@ def of_continuation(seen: Record, found: Continuation, walk: Walk | None = None)
         "target_text": found.text,
         "source": text,
         "words": _words(source=text),
-        "search": _search(seen, log_probs, found.n_best, model.labels, forced=False, first=len(found.prompt_ids) - 1),
+        "search": _search(seen, log_probs, found.n_best, model.labels, way, first=len(found.prompt_ids) - 1),
     }
     extra = _positions(model.model, [len(text)])
     if walk is not None:
@@ -176,23 +188,23 @@ def _distribution(seen: Record, model: Seq2Seq, forced: bool) -> Tensor:
 
 
 def _search(
-    seen: Record, log_probs: Tensor, n_best: Sequence[Candidate], labels: Labels, forced: bool, first: int = 0
+    seen: Record, log_probs: Tensor, n_best: Sequence[Candidate], labels: Labels, way: str, first: int = 0
 ) -> dict[str, Any]:
     """How the search went, as the page takes it; ``first`` is the row of self-attention that its first step is."""
     best = n_best[0]
     taken = [*best.ids, EOS] if best.finished else list(best.ids)
     values, tokens = log_probs.topk(min(CANDIDATES, log_probs.shape[1]))
-    candidates = [
-        [
-            {"token": label, "p": p, "chosen": place < len(taken) and token == taken[place]}
-            for label, token, p in zip(_labels(labels, ids), ids, row, strict=True)
-        ]
-        for place, (ids, row) in enumerate(zip(tokens.tolist(), values.exp().tolist(), strict=True))
-    ]
-    steps = [] if forced else _tree(seen.calls("", "search")[0], taken, labels)
+    candidates = []
+    for place, (ids, row) in enumerate(zip(tokens.tolist(), values.exp().tolist(), strict=True)):
+        said = taken[place] if place < len(taken) else None
+        if said is not None and said not in ids:  # a draw may fall on what is not among the likeliest
+            ids, row = [*ids, said], [*row, float(log_probs[place, said].exp())]
+        parts = zip(_labels(labels, ids), ids, row, strict=True)
+        candidates.append([{"token": label, "p": p, "chosen": token == said} for label, token, p in parts])
+    steps = [] if way == "forced" else _tree(seen.calls("", "search")[0], taken, labels)
     widest = max((sum(not row["end"] for row in step) for step in steps), default=1)
     return {
-        "kind": "forced" if forced else "beam" if widest > 1 else "one path",
+        "kind": way,
         "width": widest,
         "first": first,
         "steps": steps,
@@ -223,6 +235,16 @@ def _tree(table: Seen, taken: Sequence[int], labels: Labels) -> list[list[dict[s
             }
         )
     return steps
+
+
+def _printable(text: str) -> str:
+    """A text for a terminal, without what would move its cursor or ring its bell."""
+    return "".join(c if c.isprintable() else "�" for c in text)
+
+
+def way_of(search: Search) -> str:
+    """What a search is called here."""
+    return "sample" if search.sampling is not None else "beam" if search.options.beam > 1 else "greedy"
 
 
 def _said(labels: Labels, best: Candidate, count: int) -> list[str]:

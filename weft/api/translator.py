@@ -10,7 +10,7 @@ from typing import Unpack, cast, overload
 import torch
 from torch import Tensor, nn
 
-from weft.api.look import KINDS, Look, of_translation
+from weft.api.look import KINDS, Look, of_translation, way_of
 from weft.api.results import Alignment, Candidate, Choice, Translation
 from weft.api.search import Search, SearchKeys, batches, known, make_search, windows
 from weft.config import EOS, PAD, UNK, Recipe
@@ -177,11 +177,14 @@ class Translator:
         Raises:
             ValueError: if the source is blank or longer than the model can take; if options come with a target.
         """
-        if target is not None and options:
-            raise ValueError(f"{', '.join(options)}: nothing is searched for where the target is given")
+        if target is not None and (given := [name for name, value in options.items() if value is not None]):
+            raise ValueError(f"{', '.join(given)}: nothing is searched for where the target is given")
+        search = self.search(**options)
+        if search.sampling is not None and search.sampling.samples > 1:
+            raise ValueError(f"n_best={search.sampling.samples}: one translation that is drawn can be looked at")
         with record(self.model, kinds=KINDS if target is None else (*KINDS, "hidden")) as seen:
             found = self.translate(source, **options) if target is None else self.score(source, target)
-        return of_translation(seen, found, forced=target is not None)
+        return of_translation(seen, found, way_of(search) if target is None else "forced")
 
     def alternatives(
         self,

@@ -55,11 +55,11 @@ def beam(
     rules = Rules(model, source, options, prefix)
     if not len(source):
         return []
-    path = observe.path()
+    path = observe.path(model)
     beams = _Beams(model, source, options, rules.limits, path)
     with searching(model, options.exact):
         state = begin(model, source)
-        path.begun(beams.owner, state.lengths)
+        path.begun(beams.owner, state.lengths, getattr(state, "begins", None))
         while len(beams.total):
             weights = None
             if options.coverage_penalty:
@@ -68,7 +68,7 @@ def beam(
                 hidden, state = model.step(beams.last[:, None], state)
             log_probs = predict(model, hidden[:, -1])
             path.show("distribution", partial(distribution, log_probs))
-            path.stepped()
+            path.stepped(getattr(state, "begins", None))
             rules.close(log_probs, beams.tokens, beams.numbers[beams.owner])
             parents = beams.extend(log_probs, None if weights is None else weights[:, 0])
             if len(parents):

@@ -92,10 +92,10 @@ def follow(
     tokens, gained = source.new_zeros(len(rows), 0), source.new_zeros(len(rows), 0, dtype=torch.float32)
     first = model.first(source)
     last = first[rows // copies]
-    path = observe.path()
+    path = observe.path(model)
     with searching(model, options.exact):
         state = begin(model, source)
-        path.begun(rows // copies, state.lengths)
+        path.begun(rows // copies, state.lengths, getattr(state, "begins", None))
         order = torch.arange(source.shape[1], device=source.device)
         read = source.where(order < state.lengths[:, None], first[:, None])  # [B, N]
         state = choose(state, rows // copies)
@@ -105,7 +105,7 @@ def follow(
             logits = model.logits(hidden[:, -1])
             log_probs = normalised(logits)
             path.show("distribution", partial(distribution, log_probs))
-            path.stepped()
+            path.stepped(getattr(state, "begins", None))
             rules.close(log_probs, tokens, sources)
             last = pick(Moment(log_probs, logits, rows, tokens, read[sources]))
             gain = log_probs.gather(1, last[:, None])

@@ -81,7 +81,8 @@ def evaluate_folder(path: str | os.PathLike[str], data: str | Sequence[str], pre
     translator = load_translator(path, precision)
     of = translator.recipe.data
     pairs, training = (list(open_pairs(each, of.source, of.target, of.swap)) for each in (data, of.train))
-    return Report(*(hits(translator, pairs, training, punctuation) for punctuation in (True, False)))
+    lexicon = Lexicon.learned((a.split(), b.split()) for a, b in training)
+    return Report(*(hits(translator, pairs, lexicon, punctuation) for punctuation in (True, False)))
 
 
 def identical(source: Sequence[str], target: Sequence[str], punctuation: bool = True) -> list[tuple[int, int]]:
@@ -102,23 +103,20 @@ def identical(source: Sequence[str], target: Sequence[str], punctuation: bool = 
     ]
 
 
-def hits(
-    translator: Translator, pairs: Iterable[tuple[str, str]], training: Iterable[tuple[str, str]], punctuation: bool
-) -> Hits:
+def hits(translator: Translator, pairs: Iterable[tuple[str, str]], lexicon: Lexicon, punctuation: bool) -> Hits:
     """How often the attention of a translator hits, for each of its layers; and IBM model 1, and chance.
 
     Args:
         translator: one that attends to its source.
         pairs: sentences and their translations, words between spaces.
-        training: what IBM model 1 learns from.
+        lexicon: IBM model 1.
         punctuation: see ``identical``.
 
     Raises:
-        ValueError: if the translator does not attend to its source, or no pair has such a string.
+        ValueError: if the translator does not attend to its source.
     """
     if not cast(Seq2Seq, translator.model).cross_attentions:
         raise ValueError("this model does not attend to its source, so it aligns nothing")
-    lexicon = Lexicon.learned((a.split(), b.split()) for a, b in training)
     right: Counter[str] = Counter()
     chance = 0.0
     links = sentences = skipped = 0
@@ -137,10 +135,8 @@ def hits(
                 right[name] += sum(chosen[t] == s for t, s in wanted)
             chance += len(wanted) / len(source)
             links, sentences = links + len(wanted), sentences + 1
-    if not links:
-        raise ValueError("no word stands once in a source and once in its translation")
-    shares = {name: count / links for name, count in right.items()}
-    return Hits({**shares, "chance": chance / links}, links, sentences, skipped)
+    shares = {name: count / links for name, count in {**right, "chance": chance}.items()} if links else {}
+    return Hits(shares, links, sentences, skipped)
 
 
 def attended(translator: Translator, pairs: Sequence[tuple[str, str]]) -> Iterator[dict[str, Tensor]]:

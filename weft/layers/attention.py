@@ -127,7 +127,7 @@ class MultiHeadAttention(nn.Module):
         positions = torch.arange(x.shape[1], device=x.device)
         if rotary is not None:
             q, k = rotary(q, positions), rotary(k, positions)
-        return self._attend(q, k, v, mask, bias, positions)
+        return self._attend(q, k, v, mask, bias, positions, _real_keys(mask))
 
     def step(
         self,
@@ -220,6 +220,13 @@ class MultiHeadAttention(nn.Module):
         columns = self.output.weight.to(heads.dtype).to(wide).unflatten(1, (self.num_heads, self.head_dim))
         added = {"heads": torch.einsum("bhnd,ehd->bhne", heads.to(wide), columns)}
         return added if self.output.bias is None else {**added, "bias": self.output.bias.clone()}
+
+
+def _real_keys(mask: Mask | None) -> int | None:
+    """Of keys that steady mode has padded, how many there are to see; all of them else, which None says."""
+    if not is_steady() or not observe.listening() or mask is None or mask.lengths is None or not len(mask.lengths):
+        return None
+    return int(mask.lengths.max())
 
 
 def _widened(mask: Mask, bias: Tensor | None, m: int, width: int) -> tuple[Mask, Tensor | None]:

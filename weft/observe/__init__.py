@@ -126,9 +126,13 @@ def listening() -> bool:
     return bool(_listeners.get())
 
 
-def path() -> Path:
-    """For a search: whom it tells which rows it goes on with."""
-    return Path(_listeners.get())
+def path(model: object) -> Path:
+    """For a search with this model: whom it tells which rows it goes on with."""
+    listeners = _listeners.get()
+    if not listeners:
+        return Path(())
+    modules = set(model.modules()) if isinstance(model, nn.Module) else set()
+    return Path([listener for listener in listeners if not modules.isdisjoint(listener.names)])
 
 
 @contextmanager
@@ -140,7 +144,9 @@ def record(
     """Collect what the attentions and gates of ``model`` show while the block runs.
 
     In a search, an entry has the chosen hypotheses: for each source of the batch the best of a beam, or each drawn
-    sample, its steps one below the other. Rows that end earlier are filled up with zeros.
+    sample, its steps one below the other. Rows that end earlier are filled up with zeros. The rows are those of the
+    search: whoever gives a translator several texts finds them in the order in which it took them, longest first, and
+    samples as they were drawn, not as they are ranked.
 
     A compiled model runs eagerly in the block, as does everything else that torch.compile made.
 

@@ -35,6 +35,7 @@ class Path:
         self._before: list[list[int]] = []  # for each step, the row that each row continues
         self._ends: dict[Hashable, Place] = {}
         self._read: list[int] = []
+        self._begins: list[list[int] | None] = []  # of what was read at first and of each step, where rows begin
         self._left: dict[int, dict[int, int]] = {}  # step -> row -> where its keys are, of the rows that ended there
         self._grown: dict[str, list[Tensor]] = {}  # of the search, by column
 
@@ -45,22 +46,23 @@ class Path:
         """Whether somebody listens for such things."""
         return any(kind in listener.kinds for listener in self._listeners)
 
-    def begun(self, sources: Tensor, lengths: Tensor) -> None:
+    def begun(self, sources: Tensor, lengths: Tensor, begins: Tensor | None = None) -> None:
         """The model has read the sources; row r of the first step will be of source ``sources[r]``.
 
         Args:
             sources: [R].
             lengths: [B] how many tokens of the target, or of the prompt, it has consumed of each source by now.
+            begins: [B] where what it sees of them begins, if its context slides.
         """
         if self:
-            self._mark()
+            self._mark(begins)
             self._before.append(sources.tolist())
             self._read = lengths.tolist()
 
-    def stepped(self) -> None:
-        """The model has gone a step with all rows."""
+    def stepped(self, begins: Tensor | None = None) -> None:
+        """The model has gone a step with all rows, and sees each from ``begins`` [R] on, or from its beginning."""
         if self:
-            self._mark()
+            self._mark(begins)
 
     def show(self, kind: str, make: Callable[[], dict[str, Tensor]]) -> None:
         """Show something of the present step, for all rows, to those who listen for this kind."""
@@ -112,7 +114,8 @@ class Path:
             for entry in listener.record.entries[marks[-2] :]:
                 entry.values |= {name: entry.values[name][rows] for name in _OF_KEYS if name in entry.values}
 
-    def _mark(self) -> None:
+    def _mark(self, begins: Tensor | None) -> None:
+        self._begins.append(None if begins is None else begins.tolist())
         for listener, marks in zip(self._listeners, self._marks, strict=True):
             marks.append(len(listener.record))
 
@@ -128,7 +131,8 @@ class Path:
         portions = [entries[low:high] for low, high in pairwise(marks)]
         start, *steps = ({(entry.name, entry.kind): entry for entry in portion} for portion in portions)
         moving = dict.fromkeys(key for step in steps for key in step)
-        kept = [entry for entry in portions[0] if (entry.name, entry.kind) not in moving]
+        sources = [chain[0] for chain in chains]
+        kept = [_chosen(entry, sources) for entry in portions[0] if (entry.name, entry.kind) not in moving]
         for key in moving:
             first = next(entry for entry in (portion.get(key) for portion in (start, *steps)) if entry)
             paths = [self._parts(start.get(key), [step.get(key) for step in steps], chain) for chain in chains]
@@ -140,13 +144,20 @@ class Path:
         """What one module showed on one path, by value: what it had read at first, and a part for each step."""
         found: dict[str, list[Tensor]] = {}
         source, rows = chain[0], chain[1:]
+        first = self._begin(0, source)
         for name, part in _rows(begun, source):
-            found[name] = [part if name in _OF_KEYS else part[..., : self._read[source], :]]
+            whole = part if name in _OF_KEYS else part[..., : self._read[source] - first, :]
+            found[name] = [_moved(name, whole, first, rows=True)]
         for number, (step, row) in enumerate(zip(steps, rows, strict=False)):
             last = number == len(rows) - 1
             for name, part in _rows(step, row, self._left.get(number) if last else {}):
-                found.setdefault(name, []).append(part if name in _OF_KEYS else part[..., -1:, :])
+                newest = part if name in _OF_KEYS else part[..., -1:, :]
+                found.setdefault(name, []).append(_moved(name, newest, self._begin(number + 1, row)))
         return found
+
+    def _begin(self, portion: int, row: int) -> int:
+        begins = self._begins[portion]
+        return 0 if begins is None else begins[row]
 
 
 def _rows(entry: Seen | None, row: int, left: Mapping[int, int] | None = None) -> list[tuple[str, Tensor]]:
@@ -160,6 +171,22 @@ def _rows(entry: Seen | None, row: int, left: Mapping[int, int] | None = None) -
         if value.dim() > 1 and place is not None:
             found.append((name, torch.atleast_2d(value[place])))
     return found
+
+
+def _moved(name: str, part: Tensor, by: int, rows: bool = False) -> Tensor:
+    """A part in which keys, and rows if so said, stand where they do in the whole text: so many zeros before them."""
+    if not by:
+        return part
+    down = by if rows or name in _OF_KEYS else 0
+    return pad(part, (by if name in _BY_KEY else 0, 0, down, 0))
+
+
+def _chosen(entry: Seen, sources: Sequence[int]) -> Seen:
+    """What was seen of the sources, a row for each path."""
+    if sources == list(range(len(next(iter(entry.values.values()))))):
+        return entry
+    values = {name: value if value.dim() < 2 else value[sources] for name, value in entry.values.items()}
+    return Seen(entry.name, entry.kind, entry.call, values)
 
 
 def _shared(entry: Seen) -> dict[str, Tensor]:

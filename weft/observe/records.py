@@ -91,6 +91,8 @@ class Record:
             attentions = {f"layer {number}": weights for number, weights in enumerate(attentions, 1)}
         record = cls()
         for name, given in attentions.items():
+            if given is None:
+                raise ValueError(f'{name}: no weights; transformers gives them with attn_implementation="eager"')
             weights = torch.as_tensor(given).detach().float().cpu()
             if weights.dim() != 4:
                 raise ValueError(f"{name}: expected weights [batch, head, query, key], not {list(weights.shape)}")
@@ -176,6 +178,7 @@ class Record:
 
         Raises:
             OSError: if it cannot be written.
+            ValueError: if ``about`` holds what JSON has no words for.
         """
         tensors, entries = {}, []
         for number, entry in enumerate(self.entries):
@@ -184,7 +187,12 @@ class Record:
             for name, value in entry.values.items():
                 tensors[f"{number}.{name}"] = value.detach().cpu().contiguous().clone()
         told = {"format": _FORMAT, "entries": entries, "about": self.about}
-        save_file(tensors, os.fspath(path), {"weft_record": json.dumps(told, ensure_ascii=False)})
+        try:
+            save_file(tensors, os.fspath(path), {"weft_record": json.dumps(told, ensure_ascii=False)})
+        except SafetensorError as error:
+            raise OSError(f"cannot write {os.fspath(path)}: {error}") from None
+        except TypeError as error:
+            raise ValueError(f"about must hold what JSON can say: {error}") from None
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Record:
@@ -216,7 +224,7 @@ class Record:
                     for number, entry in enumerate(told["entries"])
                 ]
                 return cls(entries, dict(told["about"]))
-        except (SafetensorError, ValueError, KeyError, TypeError) as error:
+        except (SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{os.fspath(path)} is no record of attention: {error}") from error
 
 

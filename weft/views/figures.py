@@ -31,6 +31,7 @@ Line = tuple[Sequence[float], Sequence[float]]  # x and y of a curve
 SIGNED = ("#a8430f", "#ffffff", "#0a2f66")  # for values around 0
 HATCH = "#b9bec6"
 PATH = "#d55e00"
+FORMATS = (".png", ".svg", ".pdf")
 # Told apart without colour vision (Okabe and Ito 2008), and by their dashes too.
 LINES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000", "#8a8a8a")
 DASHES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (1, 1)), (0, (3, 1, 1, 1)), (0, (8, 3)))
@@ -179,8 +180,19 @@ def lines(plots: Mapping[str, Mapping[str, Line]], across: str, caption: str = "
     return figure
 
 
+def check_ending(path: str | Path) -> None:
+    """Raise ValueError unless the path ends as one of FORMATS."""
+    if Path(path).suffix.lower() not in FORMATS:
+        raise ValueError(f"{path}: a picture must end with {', '.join(FORMATS)}")
+
+
 def save(figure: Figure, path: str | Path) -> None:
-    """Write the figure; the same figure gives the same bytes."""
+    """Write the figure; the same figure gives the same bytes.
+
+    Raises:
+        ValueError: if there is no such format.
+    """
+    check_ending(path)
     metadata = {"Software": None} if str(path).lower().endswith(".png") else None
     figure.savefig(path, dpi=120, facecolor="white", metadata=metadata)
 

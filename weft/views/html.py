@@ -169,7 +169,7 @@ def _content(record: Record, row: int, exact: bool) -> Json:
     about = dict(record.about)
     sequences = _Sequences(about)
     attention = [entry for entry in record.entries if entry.kind == "weights"]
-    numbers = sum(entry.weights[0].numel() for entry in attention)
+    numbers = sum(entry.weights.shape[1:].numel() for entry in attention)
     form = "f32" if exact else "u16" if 2 * numbers <= _SIXTEEN_BITS_UP_TO else "u8"
     places: dict[str, list[Json]] = {}
     for entry in attention:
@@ -189,7 +189,12 @@ def _content(record: Record, row: int, exact: bool) -> Json:
 def _attention(entry: Seen, row: int, form: str, sequences: _Sequences) -> Json:
     """One layer of attention: weights, what was closed, and the vectors that they were made from, where recorded."""
     whole = plain(entry.weights, torch.float32)
+    if whole.dim() != 4:
+        raise ValueError(f"{entry.name!r} has weights {list(whole.shape)}: expected [batch, head, query, key]")
     batch, heads, n, m = whole.shape
+    for side, labels, count in (("queries", entry.queries, n), ("keys", entry.keys, m)):
+        if labels is not None and len(labels) != count:
+            raise ValueError(f"{entry.name!r} has {count} {side}, but {len(labels)} labels")
     if not 0 <= row < batch:
         raise ValueError(f"{entry.name!r} has {batch} rows, so no row {row}")
     weights = whole[row]
@@ -228,7 +233,7 @@ def _attention(entry: Seen, row: int, form: str, sequences: _Sequences) -> Json:
 
 
 def _gates(entry: Seen, row: int, sequences: _Sequences) -> Json:
-    grids = {name: plain(value, torch.float32)[row] for name, value in entry.values.items()}
+    grids = {name: plain(value, torch.float32)[row] for name, value in entry.values.items() if row < len(value)}
     gates: Json = {"module": entry.name, "call": entry.call, "role": entry.role}
     gates["grids"] = {name: packed(grid[None] if grid.dim() == 1 else grid, "i16") for name, grid in grids.items()}
     times = {len(grid) for grid in grids.values() if grid.dim() == 2}
