@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from json import dumps
 from pathlib import Path
+from shutil import get_terminal_size
 from typing import Annotated, Literal
 
 import typer
@@ -259,7 +260,8 @@ def _look(
     if record is not None:
         found.record.save(record)
     found.write(out)
-    typer.echo(found.draw(_colours(), words))
+    columns = get_terminal_size().columns if sys.stdout.isatty() else None
+    typer.echo(found.draw(_colours(), words, columns))
     typer.echo(f"{', '.join(str(path) for path in (out, figure, record) if path is not None)} written")
     if show:
         typer.launch(str(out))

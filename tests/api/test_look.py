@@ -210,6 +210,8 @@ def test_it_shows_itself_everywhere(translator: Translator, tmp_path: Path) -> N
     look = translator.look("the dog", beam=2)
     assert "the dog" in str(look)
     assert "\x1b[" in look.draw(colour=True)
+    assert "too wide for 10 columns" in look.draw(columns=10)
+    assert look.draw(columns=400) == look.draw()
     assert "\x1b[" not in str(look)
     assert repr(look).startswith("Look('the dog' → ")
     assert look._repr_html_().startswith("<iframe")

@@ -95,13 +95,19 @@ class Look:
         figure = figures.alignment(drawn) if crosses else figures.heat_map(drawn)
         figures.save(figure, os.fspath(path))
 
-    def draw(self, colour: bool = False, words: bool = False) -> str:
-        """The alignment for a terminal, in shades of characters or in colours."""
+    def draw(self, colour: bool = False, words: bool = False, columns: int | None = None) -> str:
+        """The alignment for a terminal, in shades of characters or in colours; said and not drawn if it is too wide."""
         about = self.record.about
-        texts = [f"{about[name]}" for name in ("source_text", "target_text") if about.get(name)]
-        seen = bool(self.record.of_kind("weights"))
-        drawn = terminal.draw(self.aligned(words), colour) if seen else "no attention was recorded"
-        return "\n".join([*map(_printable, texts), "", drawn])
+        texts = [_printable(str(about[name])) for name in ("source_text", "target_text") if about.get(name)]
+        if not self.record.of_kind("weights"):
+            drawn = "no attention was recorded"
+        else:
+            matrix = self.aligned(words)
+            drawn = terminal.draw(matrix, colour)
+            wide = 2 * len(matrix.keys) + max(map(terminal.width, matrix.queries), default=0) + 1
+            if columns is not None and wide > columns:
+                drawn = f"{len(matrix.queries)} × {len(matrix.keys)} weights are too wide for {columns} columns"
+        return "\n".join([*texts, "", drawn])
 
     def __str__(self) -> str:
         return self.draw()
