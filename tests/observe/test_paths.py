@@ -274,3 +274,18 @@ def test_in_exact_mode_no_padding_of_keys_is_shown() -> None:
     with weft.record(cast(nn.Module, model)) as seen:
         beam(model, source, SearchOptions(beam=2, exact=True, max_extra=3))
     assert {entry.weights.shape[3] for entry in seen if "cross" in entry.name} == {source.shape[1]}
+
+
+@pytest.mark.parametrize(("name", "search"), PAIRS)
+def test_in_fp32_the_weights_are_those_of_the_plain_formulas(name: str, search: str) -> None:
+    model, source = _made(name, larger=1.0)
+    cast(nn.Module, model).float()
+    with weft.record(cast(nn.Module, model)) as seen:
+        found = SEARCHES[search](model, source)
+    paths = [(number, h) for number, best in enumerate(found) for h in (best if search == "sampling" else best[:1])]
+    for row, (number, hypothesis) in enumerate(paths):
+        for entry in _at_once(model, source[number], hypothesis.tokens).of_kind("weights"):
+            mine = _cut(seen.calls(entry.name, "weights")[0].weights[row], entry.weights[0])
+            torch.testing.assert_close(mine, entry.weights[0], rtol=0.0, atol=1e-6)
+            sums = mine.sum(-1)
+            torch.testing.assert_close(sums, torch.ones_like(sums), rtol=0.0, atol=1e-5)
