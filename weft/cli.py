@@ -274,16 +274,24 @@ def _convert(
         Path, typer.Argument(metavar="TO", help="A new folder; of a language model a .bin of llama2.c too.")
     ],
     to: Annotated[
-        Literal["transformers", "ctranslate2"], typer.Option(help="For whom; a translator for either.")
-    ] = "transformers",
+        Literal["weft", "transformers", "ctranslate2"] | None,
+        typer.Option(help="For whom; a translator for any. weft if --weights is given, else transformers."),
+    ] = None,
+    weights: Annotated[
+        Literal["fp32", "bf16", "int8"] | None, typer.Option(help="Of weft's own: how matrices are stored.")
+    ] = None,
     quantization: Annotated[
         Literal["none", "int8", "int16", "float16", "bfloat16"], typer.Option(help="Of what CTranslate2 is given.")
     ] = "none",
 ) -> None:
-    """Write a model in the format of others. A translator is checked: it must say there what it says here."""
+    """Write a model in the format of others, or with --weights in weft's own, smaller.
+
+    A translator is checked when it goes to others: it must say there what it says here.
+    """
     from weft import api
 
-    typer.echo(api.convert(source, target, to, quantization))
+    chosen = to or ("weft" if weights else "transformers")
+    typer.echo(api.convert(source, target, chosen, quantization, weights or "fp32"))
 
 
 @app.command("evaluate")

@@ -25,20 +25,22 @@ from typing import Any, NamedTuple
 import safetensors
 import torch
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import nn
 
 from weft import __version__
 from weft.config import Recipe, nearest
 from weft.data.tokenizers import JOINT, SIDES, Tokenizer, TokenizerPair
-from weft.models import outline
+from weft.models import narrow, outline
+from weft.models.compiled import is_compiled
+from weft.models.narrow import SCALE
 
 FORMAT = 1
 WEIGHTS, CONFIG, CARD = "model.safetensors", "config.json", "README.md"
 SHIPPED = Path(__file__).parent / "shipped"
 
 _ASIDE, _COMPLETE = ".model-being-written", ".model-complete"
-_STORED = {"fp32": torch.float32, "bf16": torch.bfloat16}
-_FLOATS = {"F64", "F32", "F16", "BF16"}  # what a parameter may be stored as; it is read into fp32
+STORED = {"fp32": torch.float32, "bf16": torch.bfloat16, "int8": torch.int8}
+_FLOATS = {"F64", "F32", "F16", "BF16"}  # what a parameter may be stored as; it is read into fp32, or kept narrow
 
 Header = Mapping[str, tuple[list[int], str]]  # name -> shape and type of a stored tensor
 
@@ -98,8 +100,11 @@ def recipe(path_or_name: str | os.PathLike[str]) -> Recipe:
     return _recipe(folder, _config(folder))
 
 
-def read(path_or_name: str | os.PathLike[str]) -> Parts:
+def read(path_or_name: str | os.PathLike[str], wide: bool = False) -> Parts:
     """The model, the recipe and the tokenizers of a model folder.
+
+    Matrices that are stored in bf16 or int8 stay as they are where compiled code multiplies them so; else, or if
+    wide, all parameters become fp32.
 
     Raises:
         OSError: if there is no such folder or one of its files is missing.
@@ -116,12 +121,31 @@ def read(path_or_name: str | os.PathLike[str]) -> Parts:
             found = {name: (list(part.get_shape()), str(part.get_dtype())) for name, part in slices.items()}
             model = _unfilled(path, recipe, tokenizers, found)
             # Copies: get_tensor maps the file, which may change.
-            state = {name: file.get_tensor(name).to(t.dtype, copy=True) for name, t in model.state_dict().items()}
+            tensors = {name: file.get_tensor(name).clone() for name in found}
     except safetensors.SafetensorError as error:
         raise ValueError(f"{path} is damaged or cut short: {error}") from None
-    model.load_state_dict(state, assign=True)
+    narrow.fill(model, tensors, keep=not wide and is_compiled(model))
     assert not any(tensor.is_meta for tensor in model.buffers()), "a buffer that is not stored must be made when called"
     return Parts(model.eval(), recipe, tokenizers)
+
+
+def card_of(path_or_name: str | os.PathLike[str]) -> str:
+    """The card of a model folder; empty if it has none.
+
+    Raises:
+        OSError: if there is no such folder.
+    """
+    path = _file(resolve(path_or_name), CARD)
+    return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+
+
+def size(path_or_name: str | os.PathLike[str]) -> int:
+    """How many bytes the parameters of a model folder take.
+
+    Raises:
+        OSError: if there is no such folder, or they are missing.
+    """
+    return _present(resolve(path_or_name), WEIGHTS).stat().st_size
 
 
 def save(
@@ -140,14 +164,15 @@ def save(
         recipe: the resolved recipe.
         tokenizers: those that the model was trained with.
         card: the text of README.md; see ``card``.
-        stored: "fp32", or "bf16" for half the size at 3 digits.
+        stored: "fp32"; "bf16" for half the size at 3 digits; or "int8" for a quarter: the matrices of linear layers and
+            of embeddings, each row with a scale.
 
     Raises:
         ValueError: if the folder holds something else.
         OSError: if it cannot be written.
     """
-    if stored not in _STORED:
-        raise ValueError(f"stored must be one of {', '.join(_STORED)}, not {stored!r}")
+    if stored not in STORED:
+        raise ValueError(f"stored must be one of {', '.join(STORED)}, not {stored!r}")
     folder = Path(folder)
     _check_room(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -155,7 +180,7 @@ def save(
     aside = folder / _ASIDE
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir()
-    tensors = {name: _to_store(tensor, _STORED[stored]) for name, tensor in model.state_dict().items()}
+    tensors = narrow.state(model, STORED[stored])
     save_file(tensors, aside / WEIGHTS, metadata={"format": "pt"})
     tokenizers.save(aside)
     (aside / CARD).write_text(card, encoding="utf-8")
@@ -211,27 +236,30 @@ def _figure(value: str | float) -> str:
     return value if isinstance(value, str) else f"{value:.4g}"
 
 
-def _to_store(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    tensor = tensor.detach().cpu()
-    return (tensor.to(dtype) if tensor.is_floating_point() else tensor).contiguous()
-
-
 def _unfilled(path: Path, recipe: Recipe, tokenizers: TokenizerPair, found: Header) -> nn.Module:
     """The model of the recipe, without memory, once it is known that the file fits it."""
     layers = max((value for key, value in recipe.model if key.endswith("_layers")), default=0)
     if layers > len(found):  # or else a forged number would keep us building
         raise ValueError(f"{path} has {len(found)} tensors, too few for the {layers} layers of {CONFIG}")
     model = outline(recipe.model, tokenizers.source.vocab_size, tokenizers.target.vocab_size)
-    expected = model.state_dict()
+    expected, matrices = model.state_dict(), narrow.matrices(model)
     for name, tensor in expected.items():
         if name not in found:
             raise ValueError(f"{path} has no tensor {name!r}{nearest(name, found.keys() - expected.keys())}")
         shape, dtype = found[name]
         if shape != list(tensor.shape):
             raise ValueError(f"{path}: {name!r} has shape {shape}, but {CONFIG} asks for {list(tensor.shape)}")
-        if (dtype in _FLOATS) != tensor.is_floating_point():
+        if name in matrices and dtype == "I8":
+            scales = found.get(name + SCALE)
+            if scales != (shape[:1], "F32"):
+                raise ValueError(
+                    f"{path}: {name!r} is int8 and needs {name + SCALE!r}, {shape[:1]} of F32, not {scales}"
+                )
+        elif (dtype in _FLOATS) != tensor.is_floating_point():
             raise ValueError(f"{path}: {name!r} is stored as {dtype}, but the model has it as {tensor.dtype}")
     for name in found:
+        if narrow.is_scale(name, matrices) and found[name.removesuffix(SCALE)][1] == "I8":
+            continue
         if name not in expected:
             raise ValueError(f"{path} has a tensor {name!r} that the model has not{nearest(name, expected)}")
     return model

@@ -20,12 +20,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from weft.config.places import cache_folder
 from weft.data import corpora
 from weft.data.corpora import (
     SETS,
     NamedSet,
     SetFile,
-    cache_folder,
     describe,
     find,
     get,

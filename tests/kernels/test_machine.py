@@ -18,10 +18,10 @@ CPUINFO = Path("/proc/cpuinfo")
 def forget() -> Iterator[None]:
     """Both answers are cached: ask anew in each test, and leave nothing false behind."""
     machine.bf16_products.cache_clear()
-    machine._cpu_name.cache_clear()
+    machine.cpu_name.cache_clear()
     yield
     machine.bf16_products.cache_clear()
-    machine._cpu_name.cache_clear()
+    machine.cpu_name.cache_clear()
 
 
 @pytest.mark.skipif(not CPUINFO.exists(), reason="no /proc/cpuinfo here")
@@ -83,4 +83,4 @@ def test_a_machine_without_proc_has_a_name_too(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(Path, "read_text", missing)
     monkeypatch.setattr("platform.processor", lambda: "")
     monkeypatch.setattr("platform.machine", lambda: "riscv64")
-    assert machine._cpu_name() == "riscv64"
+    assert machine.cpu_name() == "riscv64"

@@ -24,6 +24,7 @@ from weft.api.search import Search
 from weft.api.translator import WINDOW, Options, Translator
 from weft.interop.published import is_published, read_published
 from weft.kernels.machine import bf16_products
+from weft.models.compiled import is_compiled
 from weft.models.contract import Seq2Seq
 from weft.observe import Record
 
@@ -60,7 +61,8 @@ def load(
     Args:
         path_or_name: a model folder, or the name of a model that comes with weft; or a published GPT-2 or Llama: a
             folder of transformers, or a file of llama2.c.
-        precision: of activations and products; auto is bf16 where the CPU multiplies it fast, else fp32.
+        precision: of activations and products; auto is fp32 where a model's steps are compiled (kernels/native), else
+            bf16 where the CPU multiplies it fast.
         threads: how many torch uses from now on, in the whole process; as before if None.
 
     Raises:
@@ -74,7 +76,7 @@ def load(
             raise ValueError(f"threads must be ≥ 1, not {threads}")
         torch.set_num_threads(threads)
     made = _opened(path_or_name)
-    bf16 = precision == "bf16" or (precision == "auto" and bf16_products())
+    bf16 = precision == "bf16" or (precision == "auto" and bf16_products() and not is_compiled(made.model))
     cast(Seq2Seq, made.model).precision = torch.bfloat16 if bf16 else torch.float32
     return made
 
@@ -141,14 +143,32 @@ def look(
 
 
 def convert(
-    path_or_name: str | os.PathLike[str], path: str | os.PathLike[str], to: str, quantization: str = "none"
+    path_or_name: str | os.PathLike[str],
+    path: str | os.PathLike[str],
+    to: str,
+    quantization: str = "none",
+    weights: str = "fp32",
 ) -> str:
-    """Write a model in the format of others; see ``Translator.export`` and ``LanguageModel.export``.
+    """Write a model in the format of others, or in weft's own with weights of fewer bits.
+
+    Args:
+        path_or_name: a model as in ``load``.
+        path: where to.
+        to: "weft", or what ``Translator.export`` and ``LanguageModel.export`` write.
+        quantization: as in ``Translator.export``.
+        weights: for weft: fp32, bf16 or int8; see ``weft.folder.save``.
+
+    Returns:
+        What was written, for people.
 
     Raises:
         OSError, ValueError, ImportError: as these do.
     """
-    model = load(path_or_name, "fp32")
+    if to == "weft":
+        return _stored(path_or_name, path, weights)
+    if weights != "fp32":
+        raise ValueError(f"weights={weights!r} is for models of weft's own; for CTranslate2 there is quantization")
+    model = _opened(path_or_name, wide=True)
     if isinstance(model, Translator):
         return model.export(path, to, quantization=quantization)
     if to != "transformers" or quantization != "none":
@@ -166,11 +186,20 @@ def task_of(path_or_name: str | os.PathLike[str]) -> str:
     return "language" if is_published(path_or_name) else folder.recipe(path_or_name).task
 
 
-def _opened(path_or_name: str | os.PathLike[str]) -> Translator | LanguageModel:
+def _stored(path_or_name: str | os.PathLike[str], path: str | os.PathLike[str], weights: str) -> str:
+    if is_published(path_or_name):
+        raise ValueError(f"{os.fspath(path_or_name)} is no model of weft's own: only these are stored in fewer bits")
+    parts, card = folder.read(path_or_name, wide=True), folder.card_of(path_or_name)
+    folder.save(path, *parts, card, weights)
+    before, after = (folder.size(place) / 1e6 for place in (path_or_name, path))
+    return f"{os.fspath(path)}: the same model with weights in {weights}, {after:.1f} MB (it had {before:.1f} MB)"
+
+
+def _opened(path_or_name: str | os.PathLike[str], wide: bool = False) -> Translator | LanguageModel:
     if is_published(path_or_name):
         published = read_published(path_or_name)
         return LanguageModel(*published, published.vocabulary.opening)
-    model, recipe, tokenizers = folder.read(path_or_name)
+    model, recipe, tokenizers = folder.read(path_or_name, wide)
     if recipe.task == "language":
         return LanguageModel.trained(model, recipe, tokenizers.target)
     return Translator(model, recipe, tokenizers)

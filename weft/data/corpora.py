@@ -18,6 +18,7 @@ from itertools import combinations
 from pathlib import Path
 
 from weft.config import nearest
+from weft.config.places import cache_folder
 from weft.data.download import Progress, digest, fetch
 from weft.data.text import Lines, ParallelText, content_digest, existing
 
@@ -231,13 +232,6 @@ class NamedSet:
 def _any_of(names: Iterable[str]) -> str:
     *rest, last = names
     return f"{', '.join(rest)} or {last}" if rest else last
-
-
-def cache_folder() -> Path:
-    """Where weft keeps what it can get or make again: WEFT_CACHE, else weft in XDG_CACHE_HOME or ~/.cache."""
-    if given := os.environ.get("WEFT_CACHE"):
-        return Path(given)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "weft"
 
 
 def named(name: str) -> NamedSet:

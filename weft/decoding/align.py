@@ -34,7 +34,7 @@ def align(model: Seq2Seq, source: Tensor, targets: Sequence[Sequence[int]]) -> l
     inputs = teacher_inputs(model, source, targets)
     if not targets:
         return []
-    with searching(model, exact=True):
+    with searching(model, exact=True, observed=True):
         _, weights, _ = observed_step(model, inputs, begin(model, source), source.shape[1])
     return [row[: len(target) + 1].clone() for row, target in zip(weights, targets, strict=True)]
 

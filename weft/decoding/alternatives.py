@@ -62,9 +62,9 @@ def alternatives(
     before = list(tokens[:position])
     inputs = teacher_inputs(model, source, [before])
     rules, eos = Rules(model, source, options, [before]), model.specials.eos
-    with searching(model, options.exact):
-        hidden, _ = model.step(inputs, begin(model, source))
-        found = predict(model, hidden[:, -1])
+    with searching(model, options.exact) as runner:
+        hidden, _ = runner.step(inputs, begin(runner, source))
+        found = predict(runner, hidden[:, -1])
     rules.close(found, inputs[:, 1:], source.new_zeros(1))
     best, chosen = top(found, k)
     pairs = [(t, exp(b)) for t, b in zip(chosen[0].tolist(), best[0].tolist(), strict=True) if b > float("-inf")]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Sequence
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -13,7 +12,7 @@ from weft import observe
 from weft.decoding.align import observed_step
 from weft.decoding.options import Hypothesis, SearchOptions
 from weft.decoding.rules import Rules, words_of
-from weft.decoding.steps import begin, choose, distribution, is_one_of, predict, searching, top
+from weft.decoding.steps import begin, choose, is_one_of, searching, top
 from weft.models.contract import Seq2Seq
 from weft.observe.paths import Path
 
@@ -55,22 +54,27 @@ def beam(
     rules = Rules(model, source, options, prefix)
     if not len(source):
         return []
+    at_once = rules.searched(model, source, options.beam)
+    if at_once is not None:
+        return [
+            [Hypothesis(tuple(h.tokens), h.score, h.log_prob, tuple(h.gained), h.finished) for h in each]
+            for each in at_once
+        ]
     path = observe.path(model)
     beams = _Beams(model, source, options, rules.limits, path)
-    with searching(model, options.exact):
-        state = begin(model, source)
+    with searching(model, options.exact, observed=bool(options.coverage_penalty)) as runner:
+        state = begin(runner, source)
         path.begun(beams.owner, state.lengths, getattr(state, "begins", None))
         while len(beams.total):
             weights = None
             if options.coverage_penalty:
                 hidden, weights, state = observed_step(model, beams.last[:, None], state, source.shape[1])
             else:
-                hidden, state = model.step(beams.last[:, None], state)
-            log_probs = predict(model, hidden[:, -1])
-            path.show("distribution", partial(distribution, log_probs))
+                hidden, state = runner.step(beams.last[:, None], state)
+            sources, width = beams.numbers[beams.owner], 2 * options.beam  # no other can be among those of its source
+            gain, token = rules.candidates(runner, hidden[:, -1], beams.tokens, sources, width, path)
             path.stepped(getattr(state, "begins", None))
-            rules.close(log_probs, beams.tokens, beams.numbers[beams.owner])
-            parents = beams.extend(log_probs, None if weights is None else weights[:, 0])
+            parents = beams.extend(gain, token, None if weights is None else weights[:, 0])
             if len(parents):
                 path.goes_on(parents)
                 state = choose(state, parents)
@@ -112,18 +116,18 @@ class _Beams:
         self.total = source.new_zeros(count, dtype=torch.float64)  # [R] and their sum
         self.coverage = source.new_zeros(source.shape, dtype=torch.float32)  # [R, N] attention so far
 
-    def extend(self, log_probs: Tensor, weights: Tensor | None) -> Tensor:
+    def extend(self, gain: Tensor, token: Tensor, weights: Tensor | None) -> Tensor:
         """Go on by one token.
 
         Args:
-            log_probs: [R, V] of the next token.
+            gain: [R, W] log p of the best tokens to come next, best first.
+            token: [R, W] their numbers.
             weights: [R, N] what the step that made them attended to.
 
         Returns:
             The rows [R'] that the new rows continue.
         """
         width, length = self.options.beam, self.tokens.shape[1]
-        gain, token = top(log_probs, 2 * width)  # [R, W]; no other can be among the first 2 K of its source
         row = self.owner.new_zeros(len(self.numbers), width)
         row[self.owner, self.slot] = torch.arange(len(self.owner), device=row.device)
         total = self.total.new_full((*row.shape, gain.shape[1]), _NEVER)  # [S, K, W]

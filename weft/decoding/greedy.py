@@ -62,13 +62,13 @@ def greedy(
     Raises:
         ValueError: if the source or the prefixes are not as described.
     """
-    return follow(model, source, lambda moment: moment.log_probs.argmax(-1), options, prefix, watch=watch)
+    return follow(model, source, None, options, prefix, watch=watch)
 
 
 def follow(
     model: Seq2Seq,
     source: Tensor,
-    pick: Pick,
+    pick: Pick | None,
     options: SearchOptions | None = None,
     prefix: Sequence[Sequence[int]] | None = None,
     copies: int = 1,
@@ -76,8 +76,8 @@ def follow(
 ) -> list[list[Hypothesis]]:
     """Follow ``copies`` paths for each source of [B, N], one token after the other, to EOS or the greatest length.
 
-    ``pick(moment)`` says the next token [R] of each path that still goes on. A path to which the rules leave no token
-    ends.
+    ``pick(moment)`` says the next token [R] of each path that still goes on, the most probable if there is none. A
+    path to which the rules leave no token ends.
 
     ``watch(rows [R], tokens [R, T])`` is called after each token with the paths that go on and their targets so far,
     the newest token included. It may say [R] which of them end here: they count as finished, though EOS has not come
@@ -87,30 +87,38 @@ def follow(
     rules = Rules(model, source, options, prefix)
     if not len(source):
         return []
+    if pick is None and watch is None:
+        at_once = rules.searched(model, source, None)
+        if at_once is not None:
+            return [[options.hypothesis(h.tokens, h.gained, h.finished) for h in each] for each in at_once]
     found: dict[int, Hypothesis] = {}
     rows = torch.arange(len(source) * copies, device=source.device)  # the paths that go on
     tokens, gained = source.new_zeros(len(rows), 0), source.new_zeros(len(rows), 0, dtype=torch.float32)
     first = model.first(source)
     last = first[rows // copies]
     path = observe.path(model)
-    with searching(model, options.exact):
-        state = begin(model, source)
+    with searching(model, options.exact) as runner:
+        state = begin(runner, source)
         path.begun(rows // copies, state.lengths, getattr(state, "begins", None))
         order = torch.arange(source.shape[1], device=source.device)
         read = source.where(order < state.lengths[:, None], first[:, None])  # [B, N]
         state = choose(state, rows // copies)
         while len(rows):
             sources = rows // copies
-            hidden, state = model.step(last[:, None], state)
-            logits = model.logits(hidden[:, -1])
-            log_probs = normalised(logits)
-            path.show("distribution", partial(distribution, log_probs))
+            hidden, state = runner.step(last[:, None], state)
+            if pick is None:
+                gain, best = rules.candidates(runner, hidden[:, -1], tokens, sources, 1, path)
+                last, left = best[:, 0], gain[:, 0] > float("-inf")
+            else:
+                logits = runner.logits(hidden[:, -1])
+                log_probs = normalised(logits)
+                path.show("distribution", partial(distribution, log_probs))
+                rules.close(log_probs, tokens, sources)
+                last = pick(Moment(log_probs, logits, rows, tokens, read[sources]))
+                gain, left = log_probs.gather(1, last[:, None]), log_probs.amax(1) > float("-inf")
             path.stepped(getattr(state, "begins", None))
-            rules.close(log_probs, tokens, sources)
-            last = pick(Moment(log_probs, logits, rows, tokens, read[sources]))
-            gain = log_probs.gather(1, last[:, None])
             ended = is_one_of(last, rules.ends) & (gain[:, 0] > float("-inf"))
-            going = ~ended & (log_probs.amax(1) > float("-inf")) & (tokens.shape[1] < rules.limits[sources])
+            going = ~ended & left & (tokens.shape[1] < rules.limits[sources])
             tokens, gained = torch.cat([tokens, last[:, None]], 1), torch.cat([gained, gain], 1)
             stopped = torch.zeros_like(going)
             if watch is not None and bool(going.any()):

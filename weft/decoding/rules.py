@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from torch import Tensor
 
 from weft.decoding.options import SearchOptions
-from weft.decoding.steps import check_source, check_targets, padded
-from weft.models.contract import Seq2Seq
+from weft.decoding.steps import (
+    check_length,
+    check_numbers,
+    check_source,
+    check_targets,
+    distribution,
+    padded,
+    predict,
+    searching,
+    top,
+)
+from weft.models.compiled import Compiled, Result
+from weft.models.contract import Seq2Seq, Steps
+from weft.observe.paths import Path
 
 _CLOSED = float("-inf")
 _FREE = -1  # what stands in a table of forced tokens where none is forced
@@ -51,6 +64,38 @@ class Rules:
         room = model.room(source) if len(source) else None
         self.limits = limits if room is None else limits.minimum(room)
 
+    def always(self) -> list[int] | None:
+        """The tokens that no target may hold; None if more is asked than that, and the least length."""
+        return None if self.options.no_repeat or self._forced.shape[1] else self._closed
+
+    def closed(self, position: int) -> list[int] | None:
+        """The tokens that may not stand at a position of any target; None if it is not the same for all."""
+        if self.options.no_repeat or position < self._forced.shape[1]:
+            return None
+        return [*self._closed, *self.ends] if position < self.options.min_len else self._closed
+
+    def searched(self, model: Seq2Seq, source: Tensor, beam: int | None) -> list[list[Result]] | None:
+        """What the compiled search finds, greedy if beam is None; None if there is none, or the rules ask for more."""
+        options, closed = self.options, self.always()
+        if closed is None or options.coverage_penalty:
+            return None
+        with searching(model, options.exact) as runner:
+            if not isinstance(runner, Compiled):
+                return None
+            check_length(runner, source)
+            self.check(runner.vocab_size)
+            finished = max(options.n_best, options.beam * options.patience)
+            return runner.search(
+                source,
+                self.limits,
+                closed,
+                beam,
+                1 if beam is None else options.n_best,
+                options.length_penalty,
+                finished,
+                options.min_len,
+            )
+
     def close(self, log_probs: Tensor, past: Tensor, sources: Tensor) -> None:
         """Set log_probs [R, V] to −∞, in place, where a token may not follow.
 
@@ -64,9 +109,8 @@ class Rules:
         Raises:
             ValueError: if a suppressed, forced or special token is not in the vocabulary.
         """
-        position, vocab_size = past.shape[1], log_probs.shape[1]
-        if self._highest >= vocab_size:
-            raise ValueError(f"token {self._highest} is not in the vocabulary of {vocab_size}")
+        position = past.shape[1]
+        self.check(log_probs.shape[1])
         forced = self._forced[sources, position] if position < self._forced.shape[1] else None
         wanted = None if forced is None else log_probs.gather(1, forced[:, None].clamp(min=0))[:, 0]
         log_probs[:, self._closed] = _CLOSED
@@ -79,6 +123,36 @@ class Rules:
             rows = (forced != _FREE).nonzero()[:, 0]
             log_probs[rows] = _CLOSED
             log_probs[rows, forced[rows]] = wanted[rows]
+
+    def candidates(
+        self, model: Steps, hidden: Tensor, past: Tensor, sources: Tensor, k: int, path: Path
+    ) -> tuple[Tensor, Tensor]:
+        """The k most probable tokens that may come next: log p [R, k], or fewer, and their numbers, best first.
+
+        Of equals the lowest number comes first; −∞ is what may not come.
+
+        Args:
+            model: what made hidden [R, D]; compiled, it does not make all logits where only few are wanted.
+            hidden: of the last step.
+            past, sources: as in ``close``.
+            k: how many.
+            path: shown the distribution.
+        """
+        closed = self.closed(past.shape[1])
+        if isinstance(model, Compiled) and closed is not None:
+            self.check(model.vocab_size)
+            log_probs, tokens = model.best(hidden, min(k, model.vocab_size), closed)
+            check_numbers(log_probs)
+            return log_probs, tokens
+        log_probs = predict(model, hidden)
+        path.show("distribution", partial(distribution, log_probs))
+        self.close(log_probs, past, sources)
+        return top(log_probs, k)
+
+    def check(self, vocab_size: int) -> None:
+        """Raise ValueError if a suppressed, forced or special token is not in a vocabulary of this size."""
+        if self._highest >= vocab_size:
+            raise ValueError(f"token {self._highest} is not in the vocabulary of {vocab_size}")
 
 
 def words_of(model: Seq2Seq, source: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from weft.decoding.options import Hypothesis, SearchOptions
 from weft.decoding.steps import begin, check_targets, choose, padded, predict, searching
-from weft.models.contract import Seq2Seq, State
+from weft.models.contract import Seq2Seq, State, Steps
 
 _ROWS = 256  # positions whose logits exist at a time
 
@@ -44,10 +44,10 @@ def score(
     wanted = padded([[*target, eos] for target in targets], source.device, eos)  # [B, T + 1], as the inputs
     counts = torch.tensor([len(target) + finished for target in targets], device=source.device)
     real = torch.arange(wanted.shape[1], device=source.device) < counts[:, None]
-    with searching(model, options.exact):
-        hidden = _read(model, inputs, begin(model, source), model.room(source))
+    with searching(model, options.exact) as runner:
+        hidden = _read(runner, inputs, begin(runner, source), model.room(source))
         parts = [
-            predict(model, h).gather(1, w[:, None])[:, 0]
+            predict(runner, h).gather(1, w[:, None])[:, 0]
             for h, w in zip(hidden[real].split(_ROWS), wanted[real].split(_ROWS), strict=True)
         ]
     gained = torch.cat(parts).split(counts.tolist())
@@ -65,7 +65,7 @@ def teacher_inputs(model: Seq2Seq, source: Tensor, targets: Sequence[Sequence[in
     return torch.cat([model.first(source)[:, None], words], 1) if targets else words
 
 
-def _read(model: Seq2Seq, inputs: Tensor, state: State, room: Tensor | None) -> Tensor:
+def _read(model: Steps, inputs: Tensor, state: State, room: Tensor | None) -> Tensor:
     """hidden [B, T, D] after each token of inputs [B, T]; zeros where a row has no room left behind its first token.
 
     One step, unless rows with long prompts have no room for the targets of others: then these go on without them.

@@ -10,38 +10,50 @@ import torch
 from torch import Tensor, nn
 
 from weft.kernels.steady import steady
-from weft.models.contract import Seq2Seq, State
+from weft.models.compiled import NO_NUMBERS, compiled
+from weft.models.contract import Seq2Seq, State, Steps
 
 
 @contextmanager
-def searching(model: Seq2Seq, exact: bool) -> Iterator[None]:
+def searching(model: Seq2Seq, exact: bool, observed: bool = False) -> Iterator[Steps]:
     """Inside, the model is in eval mode and makes no gradients; if exact, a row's numbers do not depend on its company.
+
+    Gives what is to be called for the steps: the model compiled, where it can be and is not observed, or itself.
 
     Not ``inference_mode``: what a model or a mask remembers from a search (a position table, a dense mask) must serve
     the next training step, and torch does not let inference tensors into a backward pass.
     """
+    runner = None if observed else compiled(model)
+    if runner is not None:
+        yield runner
+        return
     module = cast(nn.Module, model)
     training = [part for part in module.modules() if part.training]
     module.eval()
     try:
         with torch.no_grad(), steady(exact):
-            yield
+            yield model
     finally:
         for part in training:
             part.training = True
 
 
-def begin(model: Seq2Seq, source: Tensor) -> State:
+def begin(model: Steps, source: Tensor) -> State:
     """The state before the first target token of source [B, N].
 
     Raises:
         ValueError: if the source is no [B, N] of token numbers, or longer than the model can take.
     """
     check_source(source)
+    check_length(model, source)
+    return model.start(source)
+
+
+def check_length(model: Steps, source: Tensor) -> None:
+    """Raise ValueError if a source of [B, N] is longer than the model can take."""
     longest = int((source != model.specials.pad).sum(1).max()) if len(source) else 0
     if model.max_len is not None and longest > model.max_len:
         raise ValueError(f"the model takes sources of at most {model.max_len} tokens, not {longest}")
-    return model.start(source)
 
 
 def check_source(source: Tensor) -> None:
@@ -50,7 +62,7 @@ def check_source(source: Tensor) -> None:
         raise ValueError(f"a source must be [B, N] of int64, not {list(source.shape)} of {source.dtype}")
 
 
-def check_targets(model: Seq2Seq, source: Tensor, targets: Sequence[Sequence[int]], what: str = "target") -> None:
+def check_targets(model: Steps, source: Tensor, targets: Sequence[Sequence[int]], what: str = "target") -> None:
     """Raise ValueError unless each source has its tokens, no PAD, BOS and EOS among them, that the model can read."""
     if len(targets) != len(source):
         raise ValueError(f"expected a {what} for each of {len(source)} sources, not {len(targets)}")
@@ -78,7 +90,7 @@ def padded(rows: Sequence[Sequence[int]], device: torch.device, fill: int) -> Te
     return torch.tensor(full, dtype=torch.int64, device=device).view(len(rows), longest)
 
 
-def predict(model: Seq2Seq, hidden: Tensor) -> Tensor:
+def predict(model: Steps, hidden: Tensor) -> Tensor:
     """log p(next token | past, source) [R, V] of hidden [R, D].
 
     Raises:
@@ -94,9 +106,14 @@ def normalised(logits: Tensor) -> Tensor:
         ValueError: if the logits are no numbers.
     """
     log_probs = logits.log_softmax(-1)
-    if bool(log_probs[:, :1].isnan().any()):  # one NaN or infinity makes its whole row NaN
-        raise ValueError("the model's logits are not finite numbers: its parameters may be damaged")
+    check_numbers(log_probs)
     return log_probs
+
+
+def check_numbers(log_probs: Tensor) -> None:
+    """Raise ValueError if a row of log-probabilities [R, V] is no numbers: one NaN or infinity makes all of it NaN."""
+    if bool(log_probs[:, :1].isnan().any()):
+        raise ValueError(NO_NUMBERS)
 
 
 def distribution(log_probs: Tensor) -> dict[str, Tensor]:

@@ -22,7 +22,8 @@ from torch import nn
 
 from weft.api import Precision, load_language_model
 from weft.config import BOS, EOS, Recipe
-from weft.data.corpora import cache_folder, text_paths
+from weft.config.places import cache_folder
+from weft.data.corpora import text_paths
 from weft.data.documents import TextOptions
 from weft.data.packing import Sample, TokenBatch, in_order, sampled
 from weft.data.text_store import TextStore, TextTokenizer, prepare_text

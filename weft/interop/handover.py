@@ -19,7 +19,7 @@ import torch
 from weft.config import BOS, EOS, TransformerConfig
 from weft.data.tokenizers import Tokenizer, TokenizerPair
 from weft.interop.huggingface import check_tensors
-from weft.models import outline
+from weft.models import narrow, outline
 from weft.models.transformer import Transformer
 
 POSITIONS = 1024  # how many a table has that could have any number
@@ -51,7 +51,7 @@ def whole(model: Transformer, config: TransformerConfig, tokenizers: TokenizerPa
     """
     made = outline(config, tokenizers.source.vocab_size, tokenizers.target.vocab_size)
     assert isinstance(made, Transformer)
-    tensors = model.state_dict()
+    tensors = narrow.state(model)
     check_tensors(tensors, {name: tuple(tensor.shape) for name, tensor in made.state_dict().items()})
     made.load_state_dict({name: tensor.to("cpu", torch.float32) for name, tensor in tensors.items()}, assign=True)
     return made.eval().requires_grad_(False)

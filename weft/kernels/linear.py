@@ -22,14 +22,18 @@ from weft.kernels.plain import is_plain
 from weft.kernels.steady import by_rows, is_steady
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, scale: Tensor | None = None) -> Tensor:
     """x [..., D] times weight [E, D] transposed, plus bias [E]: [..., E] in x's dtype.
 
-    bf16 x with fp32 parameters multiplies in bf16, and the parameters' gradients come out in fp32.
+    bf16 x with fp32 parameters multiplies in bf16, and the parameters' gradients come out in fp32. Weights that are
+    stored in fewer bits than x (see ``narrowed``) are widened first.
 
     Raises:
         ValueError: if the widths or the dtypes do not go together.
     """
+    if weight.dtype == torch.int8 or (weight.dtype == torch.bfloat16 and x.dtype == torch.float32):
+        weight = widened(weight, scale, x.dtype)
+        bias = None if bias is None else bias.to(x.dtype)
     if x.shape[-1] != weight.shape[-1]:
         raise ValueError(f"the layer takes vectors of {weight.shape[-1]}, not {x.shape[-1]} (x is {list(x.shape)})")
     if x.dtype == weight.dtype:
@@ -44,6 +48,24 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         return F.linear(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
     y: Tensor = _Bf16Linear.apply(x, weight, bias)  # type: ignore[no-untyped-call]
     return y
+
+
+def narrowed(weight: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
+    """A matrix [E, D] in fewer bits: bf16; or int8, where each row is whole numbers from −127 to 127 times its scale.
+
+    Returns:
+        The matrix, and for int8 the scales [E].
+    """
+    if dtype != torch.int8:
+        return weight.to(dtype), None
+    scale = weight.float().abs().amax(1) / 127.0
+    scale = scale.where(scale > 0.0, 1.0)
+    return (weight.float() / scale[:, None]).round().to(torch.int8), scale
+
+
+def widened(weight: Tensor, scale: Tensor | None, dtype: torch.dtype = torch.float32) -> Tensor:
+    """What ``narrowed`` made of a matrix, or of some of its rows [..., D] and their scales [...], in another dtype."""
+    return weight.to(dtype) if scale is None else (weight.float() * scale[..., None]).to(dtype)
 
 
 def reference(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -31,7 +31,7 @@ def describe() -> str:
     """This machine in one line: CPU, threads in use, vector instructions, bf16 products, torch."""
     return ", ".join(
         (
-            _cpu_name(),
+            cpu_name(),
             f"{torch.get_num_threads()} thread{'s' * (torch.get_num_threads() != 1)}",
             torch.backends.cpu.get_cpu_capability(),
             "bf16 products" if bf16_products() else "no bf16 products",
@@ -61,10 +61,21 @@ def glibc(name: str, *arguments: int) -> int:
 
 
 @cache
-def _cpu_name() -> str:
+def cpu_name() -> str:
+    """What the CPU is called."""
+    return _cpuinfo("model name") or platform.processor() or platform.machine() or "unknown CPU"
+
+
+@cache
+def cpu_instructions() -> str:
+    """Everything that tells one kind of CPU from another, for what was compiled for this one."""
+    return f"{cpu_name()} {platform.machine()} {_cpuinfo('flags') or _cpuinfo('Features')}"
+
+
+def _cpuinfo(key: str) -> str:
+    """What Linux says of the first CPU under this key; empty elsewhere."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:  # not Linux
-        lines = []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, "") or platform.processor() or platform.machine() or "unknown CPU"
+    except OSError:
+        return ""
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith(key)), "")

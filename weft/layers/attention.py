@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from weft import observe
 from weft.kernels.attention import attend, attention_weights, vectors
 from weft.kernels.dropout import dropout
+from weft.kernels.linear import widened
 from weft.kernels.mask import Mask
 from weft.kernels.steady import grown, is_steady
 from weft.layers.cache import KVCache
@@ -217,7 +218,11 @@ class MultiHeadAttention(nn.Module):
         In fp32 at least: their sum is the output but for its rounding.
         """
         wide = torch.promote_types(heads.dtype, torch.float32)
-        columns = self.output.weight.to(heads.dtype).to(wide).unflatten(1, (self.num_heads, self.head_dim))
+        columns = (
+            widened(self.output.weight, self.output.weight_scale, heads.dtype)
+            .to(wide)
+            .unflatten(1, (self.num_heads, self.head_dim))
+        )
         added = {"heads": torch.einsum("bhnd,ehd->bhne", heads.to(wide), columns)}
         return added if self.output.bias is None else {**added, "bias": self.output.bias.clone()}
 

@@ -69,24 +69,19 @@ class State(Protocol):
         """All rows of all states, one after the other."""
 
 
-class Seq2Seq(Protocol):
-    """A model from source tokens to target tokens. It is an nn.Module too.
+class Steps(Protocol):
+    """What a search calls: a model, or the same model compiled.
 
     Attributes:
-        precision: of the activations, fp32 or bf16; parameters stay fp32. Whoever trains or loads the model sets it.
         specials: the token numbers of its vocabulary that mean something to a search; whoever loads the model sets
             them where they are not weft's own.
         cross_attentions: the names, in named_modules(), of the attentions from target to source; none if it has none.
         max_len: the longest source or target that it can take; None for any.
     """
 
-    precision: torch.dtype
     specials: Specials
     cross_attentions: tuple[str, ...]
     max_len: int | None
-
-    def loss(self, batch: Pairs, smoothing: float = 0.0, rdrop: float = 0.0) -> Loss:
-        """The loss of the targets given the sources; rdrop > 0 adds that times the divergence of two passes."""
 
     def start(self, inputs: Tensor) -> State:
         """The state before the first target token, from source tokens [B, N]."""
@@ -102,3 +97,16 @@ class Seq2Seq(Protocol):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Scores of the next token [..., V] in fp32, of hidden [..., D]."""
+
+
+class Seq2Seq(Steps, Protocol):
+    """A model from source tokens to target tokens. It is an nn.Module too.
+
+    Attributes:
+        precision: of the activations, fp32 or bf16; parameters stay fp32. Whoever trains or loads the model sets it.
+    """
+
+    precision: torch.dtype
+
+    def loss(self, batch: Pairs, smoothing: float = 0.0, rdrop: float = 0.0) -> Loss:
+        """The loss of the targets given the sources; rdrop > 0 adds that times the divergence of two passes."""

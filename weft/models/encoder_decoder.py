@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from weft import observe
 from weft.config import PAD, Specials, Tie
 from weft.kernels.cross_entropy import linear_cross_entropy, linear_divergence
-from weft.kernels.linear import linear
+from weft.kernels.linear import linear, widened
 from weft.kernels.mask import Mask
 from weft.layers import masks
 from weft.models.contract import Loss, Pairs
@@ -65,6 +65,8 @@ class EncoderDecoder(nn.Module):
         self.source_embedding = table(source_vocab, tie != "all")
         self.target_embedding = table(target_vocab)
         self.output_weight = table(target_vocab, tie == "none")
+        for name in ("source_embedding", "target_embedding", "output_weight"):
+            self.register_buffer(f"{name}_scale", None)  # of a table that was loaded in int8, for each of its rows
         self.output_bias = nn.Parameter(torch.zeros(target_vocab)) if bias else None
 
     def forward(self, source: Tensor, target: Tensor) -> Tensor:
@@ -117,7 +119,9 @@ class EncoderDecoder(nn.Module):
 
         In the parameters' precision, fp32: rounded to bf16, most of the best candidates would be equal.
         """
-        return linear(hidden.to(self._output.dtype), self._output, self.output_bias)
+        weight, scale = self._output, self._scale("target_embedding" if self.output_weight is None else "output_weight")
+        wide = torch.promote_types(weight.dtype, torch.float32)  # fp64 after .double()
+        return linear(hidden.to(wide), weight, self.output_bias, scale)
 
     def _shown(self, hidden: Tensor) -> Tensor:
         """What the output layer takes [B, T, D], shown to observers."""
@@ -133,10 +137,17 @@ class EncoderDecoder(nn.Module):
 
     def _embed(self, tokens: Tensor, target: bool) -> Tensor:
         """The embeddings [B, N, D] of source or target tokens [B, N], in the parameters' dtype."""
-        own = None if target else self.source_embedding
-        table = self.target_embedding if own is None else own
-        assert table is not None
-        return F.embedding(tokens, table)
+        name = "target_embedding" if target or self.source_embedding is None else "source_embedding"
+        table, scale = getattr(self, name), self._scale(name)
+        found = F.embedding(tokens, table)
+        if table.dtype in (torch.bfloat16, torch.int8):
+            return widened(found, None if scale is None else scale[tokens])
+        return found
+
+    def _scale(self, table: str) -> Tensor | None:
+        """Of each row of a table that was loaded in int8."""
+        scale: Tensor | None = getattr(self, f"{table}_scale")
+        return scale
 
     def _narrow(self, x: Tensor) -> Tensor:
         """Activations in this model's precision; fp32 leaves them in the parameters' dtype (fp64 after .double())."""

@@ -85,6 +85,16 @@ class Positions(nn.Module):
         rotary, angles = self.rotary, self.rotary.angles(places, dtype)  # made once for all layers
         return bias, lambda x, _: rotary.turn(x, *angles)
 
+    def table(self, count: int) -> Tensor:
+        """What is added to the embeddings at each of the first ``count`` places [N, D], in fp32.
+
+        Raises:
+            ValueError: if nothing is added, or it depends on more than the place.
+        """
+        if self.scheme is None or self.name == "fraction":
+            raise ValueError(f"positions {self.name!r} are no table")
+        return self._encoding(self.scheme, positions(count), torch.tensor([count]), torch.float32).contiguous()
+
     def picture(self, count: int) -> dict[str, Tensor]:
         """What the first ``count`` places of a text have, to be drawn; nothing of Shaw's vectors, nor of "none".
 
@@ -118,6 +128,7 @@ class Transformer(EncoderDecoder):
         """Make the model of this configuration for vocabularies of these sizes."""
         dim = config.dim
         super().__init__(source_vocab, target_vocab, dim, config.tie, std=dim**-0.5, bias=False)
+        self.config = config
         self.scale = dim**0.5
         self.dropout = config.dropout
         block = BlockConfig(

@@ -16,7 +16,8 @@ import torch
 
 from weft import folder
 from weft.config import Recipe
-from weft.data.corpora import cache_folder, text_paths
+from weft.config.places import cache_folder
+from weft.data.corpora import text_paths
 from weft.data.documents import TextOptions, fingerprint_of, read_text
 from weft.data.packing import PackedBatches
 from weft.data.text_store import TextStore, prepare_text

@@ -19,8 +19,9 @@ from torch import nn
 from weft import folder
 from weft.api import Translator
 from weft.config import GPTConfig, Recipe
+from weft.config.places import cache_folder
 from weft.data.batching import Batches
-from weft.data.corpora import cache_folder, open_pairs
+from weft.data.corpora import open_pairs
 from weft.data.store import PairStore, TextPairs, prepare, split_held_out
 from weft.data.text import ParallelText, references
 from weft.data.tokenizers import TokenizerPair

@@ -1,0 +1,75 @@
+"""The structures of products.h, transformer.h and search.h, as ctypes has them: name for name, in the same order."""
+
+from __future__ import annotations
+
+import ctypes
+
+
+class Matrix(ctypes.Structure):
+    _fields_ = [
+        ("panels", ctypes.c_void_p),
+        ("scale", ctypes.c_void_p),
+        ("bias", ctypes.c_void_p),
+        ("inputs", ctypes.c_int32),
+        ("outputs", ctypes.c_int32),
+        ("kind", ctypes.c_int32),
+    ]
+
+
+class Norm(ctypes.Structure):
+    _fields_ = [
+        ("weight", ctypes.c_void_p),
+        ("bias", ctypes.c_void_p),
+        ("eps", ctypes.c_float),
+        ("kind", ctypes.c_int32),
+    ]
+
+
+class Block(ctypes.Structure):
+    _fields_ = [
+        *((name, Norm) for name in ("attention_norm", "cross_norm", "feed_norm")),
+        *((name, Matrix) for name in ("attention_in", "attention_out", "cross_query", "cross_memory", "cross_out")),
+        *((name, Matrix) for name in ("inner", "gate", "outer")),
+    ]
+
+
+class Model(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_int32) for name in ("dim", "heads", "kv_heads", "head_dim", "norm_first", "activation")),
+        *((name, ctypes.c_int32) for name in ("encoder_layers", "decoder_layers")),
+        ("scale", ctypes.c_float),
+        ("encoder", ctypes.POINTER(Block)),
+        ("decoder", ctypes.POINTER(Block)),
+        ("encoder_norm", Norm),
+        ("decoder_norm", Norm),
+        *((name, Matrix) for name in ("source", "target", "output")),
+        ("source_places", ctypes.c_void_p),
+        ("target_places", ctypes.c_void_p),
+    ]
+
+
+class Step(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("tokens", "lengths", "memory", "slots", "store")),
+        ("all_slots", ctypes.c_int64),
+        *((name, ctypes.c_int32) for name in ("width", "count")),
+    ]
+
+
+class Wanted(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_double) for name in ("length_penalty", "finished")),
+        *((name, ctypes.c_void_p) for name in ("never", "ends")),
+        *((name, ctypes.c_int32) for name in ("nevers", "count_ends", "beam", "n_best", "min_len", "greedy")),
+    ]
+
+
+class Sources(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("tokens", "starts", "limits", "first")),
+        *((name, ctypes.c_int32) for name in ("count", "room")),
+    ]
+
+
+class Found(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_void_p) for name in ("tokens", "gained", "score", "log_prob", "length", "finished")]
