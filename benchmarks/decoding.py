@@ -1,14 +1,16 @@
 """The same trained translator in weft, in CTranslate2 and in transformers: how fast, how good, how much memory.
 
     python -m benchmarks.decoding MODEL [--data multi30k:test_2016_flickr] [--sentences 1000] [--tokenize none]
-        [--rounds 3] [--quick] [--json FILE]
+        [--rounds 3] [--wide] [--quick] [--json FILE]
 
 MODEL is the folder of a Transformer. It is written for the others by weft's own exports, which check that it says the
-same there. Everyone gets text and gives text, tokenizers included, in one process with the same threads, and takes
-turns.
+same there, and for weft once more in int8. Everyone gets text and gives text, tokenizers included, in one process with
+the same threads, and takes turns. With --wide, random weights of a Transformer 512 wide with 6 + 6 layers take
+the place of MODEL's, and every answer has 16 tokens: there is no BLEU then.
 
     throughput  the whole set at once; target tokens (weft's count of each answer) a second, median of the rounds.
                 CTranslate2 is first tried with every way of the grid (GRID), once each, and its best takes part.
+                "weft is": the faster of weft's two against this row.
     latency     the first 50 sentences one by one, with 1 thread and with 2: median and 95th percentile.
     memory      peak resident memory of a process that loads the model and translates the set once.
 """
@@ -16,7 +18,6 @@ turns.
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
@@ -32,15 +33,20 @@ import torch
 from tokenizers import Tokenizer
 
 from benchmarks import timing
-from weft.api import Translator, load_translator
+from weft import folder
+from weft.api import Translator, convert, load_translator
+from weft.config import Recipe
 from weft.data.corpora import open_pairs
 from weft.data.tokenizers import JOINT, SIDES
 from weft.evaluation import translation
+from weft.models import build
 
 Translate = Callable[[list[str]], list[str]]
 THREADS = 2
 LATENCY = 50  # sentences that are translated one by one
 LENGTH = 60  # the longest answer, in tokens, for everyone
+FIXED = 16  # and that of random weights, always
+WIDE = {"dim": 512, "num_heads": 8, "ffn_dim": 2048, "encoder_layers": 6, "decoder_layers": 6}
 # CTranslate2: how matrices are multiplied × (processes of work, threads of each) × tokens of a batch.
 GRID = (("float32", "int8"), ((1, 2), (2, 1)), (1024, 2048, 4096, 8192, 16384))
 QUICK = (("float32",), ((1, 2),), (2048,))
@@ -55,11 +61,12 @@ class Way(NamedTuple):
     compute: str = "float32"
     work: tuple[int, int] = (1, THREADS)  # of CTranslate2: inter- and intra-threads
     batch: int = 2048  # of CTranslate2, in tokens
+    length: int = LENGTH
 
     def __str__(self) -> str:
         """As in the tables."""
         if self.who != "ctranslate2":
-            return self.who
+            return f"{self.who} {self.compute}"
         return f"ctranslate2 {self.compute}, {self.work[0]}×{self.work[1]} threads, batches of {self.batch:,}"
 
     def start(self, folders: Folders) -> Translate:
@@ -72,6 +79,7 @@ class Folders(NamedTuple):
     """Where the model is, in the form of each."""
 
     weft: str
+    int8: str
     ctranslate2: str
     transformers: str
 
@@ -87,9 +95,9 @@ class Row:
 
 
 def _weft(way: Way, folders: Folders) -> Translate:
-    model = load_translator(folders.weft, "fp32")
+    model = load_translator(folders.int8 if way.compute == "int8" else folders.weft, "fp32")
     return lambda texts: [
-        found.text for found in model.translate(texts, beam=way.beam, max_ratio=0.0, max_extra=LENGTH)
+        found.text for found in model.translate(texts, beam=way.beam, max_ratio=0.0, max_extra=way.length)
     ]
 
 
@@ -110,7 +118,8 @@ def _ctranslate2(way: Way, folders: Folders) -> Translate:
             beam_size=way.beam,
             max_batch_size=way.batch,
             batch_type="tokens",
-            max_decoding_length=LENGTH,
+            max_decoding_length=way.length,
+            min_decoding_length=FIXED if way.length == FIXED else 1,
             suppress_sequences=[["<pad>"], ["<s>"]],
         )
         return [target.decode([numbers[token] for token in each.hypotheses[0]]) for each in found]
@@ -138,7 +147,8 @@ def _transformers(way: Way, folders: Folders) -> Translate:
                     input_ids=batch["input_ids"],
                     attention_mask=batch["attention_mask"],
                     num_beams=way.beam,
-                    max_length=LENGTH + 1,  # with the token that it starts from
+                    max_length=way.length + 1,  # with the token that it starts from
+                    min_length=FIXED + 1 if way.length == FIXED else 0,
                     early_stopping=way.beam > 1,
                 )
             for place, text in zip(places, tokenizer.batch_decode(found, skip_special_tokens=True), strict=True):
@@ -166,11 +176,11 @@ def _peak(way: Way, folders: Folders, texts: list[str]) -> int | None:
         return None
 
 
-def best_of_grid(beam: int, folders: Folders, texts: list[str], grid: Any) -> Way:
+def best_of_grid(beam: int, length: int, folders: Folders, texts: list[str], grid: Any) -> Way:
     """The fastest way of CTranslate2; each is warmed up and then timed once."""
     times = {}
     for compute, work, batch in product(*grid):
-        way = Way("ctranslate2", beam, compute=compute, work=work, batch=batch)
+        way = Way("ctranslate2", beam, compute=compute, work=work, batch=batch, length=length)
         translate = way.start(folders)
         translate(texts[:64])
         begin = perf_counter()
@@ -187,7 +197,9 @@ def latencies(
     taken: dict[str, list[float]] = {}
     for threads in (1, THREADS):
         started = {
-            f"{way.who}, {threads} thread{'s' * (threads > 1)}": way._replace(threads=threads, work=(1, threads))
+            f"{way.who} {way.compute}, {threads} thread{'s' * (threads > 1)}": way._replace(
+                threads=threads, work=(1, threads)
+            )
             for way in ways
         }
         for _ in range(rounds):
@@ -223,6 +235,17 @@ def race(
     return rows
 
 
+def _random(translator: Translator, path: str) -> Translator:
+    """The same vocabulary with random weights of a larger model, saved."""
+    tree = translator.recipe.tree()
+    recipe = Recipe.make({**tree, "model": {**tree["model"], **WIDE}})
+    torch.manual_seed(0)
+    sides = translator.tokenizers
+    model = build(recipe.model, sides.source.vocab_size, sides.target.vocab_size)
+    folder.save(path, model, recipe, sides, "")
+    return load_translator(path, "fp32")
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description="Decoding side by side.")
@@ -231,6 +254,7 @@ def main() -> None:
     parser.add_argument("--sentences", type=int, default=1000)
     parser.add_argument("--tokenize", default="none", help="sacreBLEU's tokenizer")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--wide", action="store_true", help="random weights, 512 wide, answers of 16 tokens")
     parser.add_argument("--quick", action="store_true", help="one way of CTranslate2, no memory")
     parser.add_argument("--json", help="a file for the figures")
     options = parser.parse_args()
@@ -242,17 +266,22 @@ def main() -> None:
     sources, references = sources[: options.sentences], references[: options.sentences]
     results: dict[str, Any] = {}
     with TemporaryDirectory() as place:
-        folders = Folders(os.fspath(options.model), f"{place}/ctranslate2", f"{place}/transformers")
+        if options.wide:
+            translator = _random(translator, f"{place}/random")
+        length, own = FIXED if options.wide else LENGTH, f"{place}/random" if options.wide else str(options.model)
+        folders = Folders(own, f"{place}/int8", f"{place}/ctranslate2", f"{place}/transformers")
+        print(convert(own, folders.int8, "weft", weights="int8").partition(": ")[2])
         for to in ("ctranslate2", "transformers"):
             print(translator.export(Path(place, to), to, sources[:8]).partition(": ")[2])
         lines = [["beam", "who", "tokens/s", "weft is", "BLEU", "memory"], ["---:", "---", *["---:"] * 4]]
         ways: list[Way] = []
         for beam in (1, 5):
             print(f"\nbeam {beam}")
-            best = best_of_grid(beam, folders, sources, QUICK if options.quick else GRID)
-            ways = [Way("weft", beam), best, Way("transformers", beam)]
+            best = best_of_grid(beam, length, folders, sources, QUICK if options.quick else GRID)
+            mine = [Way("weft", beam, compute=compute, length=length) for compute in ("float32", "int8")]
+            ways = [*mine, best, Way("transformers", beam, length=length)]
             rows = race(ways, folders, sources, references, options)
-            ours = rows["weft"].tokens_per_second
+            ours = max(rows[str(way)].tokens_per_second for way in mine)
             for name, row in rows.items():
                 peak = "–" if row.memory is None else f"{row.memory / 1e6:,.0f} MB"
                 ratio = f"{ours / row.tokens_per_second:.2f}×"
@@ -262,7 +291,9 @@ def main() -> None:
         print(timing.markdown(lines))
         lines = [["beam", "one sentence", "median", "95th percentile"], ["---:", "---", "---:", "---:"]]
         for beam in (1, 5):
-            found = latencies([way._replace(beam=beam) for way in ways], folders, sources, options.rounds)
+            latest = [*ways, *(way._replace(compute=c) for way in ways if way.who == "ctranslate2" for c in GRID[0])]
+            once = {(way.who, way.compute): way._replace(beam=beam) for way in latest}
+            found = latencies(list(once.values()), folders, sources, options.rounds)
             results[f"latency, beam {beam}"] = found
             for name, (middle, high) in found.items():
                 lines.append([str(beam), name, timing.duration(middle), timing.duration(high)])

@@ -21,7 +21,8 @@ from weft import folder
 from weft.config import Recipe
 from weft.data.tokenizers import TokenizerPair
 from weft.data.vocabulary import make_pair
-from weft.models import build
+from weft.models import build, narrow
+from weft.models.compiled import is_compiled
 
 LINES = ["a man sleeps", "the dog runs", "two birds sing a song"]
 OTHERS = ["ein mann schläft", "der hund rennt", "zwei vögel singen ein lied"]
@@ -114,19 +115,27 @@ def test_what_is_read_is_what_was_saved(family: str, options: dict[str, Any], tm
     assert {path.name for path in tmp_path.iterdir()} == names | sides
 
 
-def test_bf16_storage_is_half_as_large_and_read_as_fp32(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("stored", "share"), [("bf16", 0.6), ("int8", 0.5)])
+def test_smaller_storage_is_read_as_it_is_or_as_fp32(stored: str, share: float, tmp_path: Path) -> None:
     recipe = recipe_of(dim=32, ffn_dim=256)
     model, pair = made(recipe)
     folder.save(tmp_path / "a", model, recipe, pair, "")
-    folder.save(tmp_path / "b", model, recipe, pair, "", stored="bf16")
+    folder.save(tmp_path / "b", model, recipe, pair, "", stored=stored)
     sizes = [(tmp_path / name / "model.safetensors").stat().st_size for name in "ab"]
-    assert sizes[1] < 0.6 * sizes[0]
-    again = folder.read(tmp_path / "b").model
+    assert sizes[1] < share * sizes[0]
+    dtype, again = folder.STORED[stored], folder.read(tmp_path / "b").model
+    wide = folder.read(tmp_path / "b", wide=True).model.state_dict()
     for name, tensor in model.state_dict().items():
-        assert again.state_dict()[name].dtype == torch.float32
-        assert torch.equal(again.state_dict()[name], tensor.bfloat16().float())
-    with pytest.raises(ValueError, match="fp32, bf16, not 'int8'"):
-        folder.save(tmp_path / "c", model, recipe, pair, "", stored="int8")
+        kept = dtype if name in narrow.matrices(model) and is_compiled(again) else torch.float32
+        assert again.state_dict()[name].dtype == kept
+        assert wide[name].dtype == torch.float32
+        if stored == "bf16":
+            assert torch.equal(again.state_dict()[name].float(), tensor.bfloat16().float())
+            assert torch.equal(wide[name], tensor.bfloat16().float())
+        else:
+            torch.testing.assert_close(wide[name], tensor, rtol=0.0, atol=float(tensor.abs().max()) / 250)
+    with pytest.raises(ValueError, match="fp32, bf16, int8, not 'int4'"):
+        folder.save(tmp_path / "c", model, recipe, pair, "", stored="int4")
 
 
 def test_the_loaded_model_does_not_hang_on_its_file(saved: Path) -> None:

@@ -58,7 +58,8 @@ def test_the_search_is_told_from_step_to_step(translator: Translator, beam: int)
     found = translator.translate("the dog runs home", beam=beam)
     search = translator.look("the dog runs home", beam=beam).record.about["search"]
     assert search["kind"] == ("beam" if beam > 1 else "greedy")
-    assert search["finished"][0] == {"text": found.text, "score": found.score}
+    score = pytest.approx(found.score, abs=1e-5)  # what is watched runs in torch, what is not may be compiled
+    assert search["finished"][0] == {"text": found.text, "score": score}
     path = [[row for row in step if row["chosen"]] for step in search["steps"]]
     said = [row["token"] for rows in path for row in rows]
     tokens = [label.replace("▁", " ") for label in found.tokens]

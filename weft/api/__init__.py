@@ -165,6 +165,8 @@ def convert(
         OSError, ValueError, ImportError: as these do.
     """
     if to == "weft":
+        if quantization != "none":
+            raise ValueError("quantization is for CTranslate2; for models of weft's own there is weights")
         return _stored(path_or_name, path, weights)
     if weights != "fp32":
         raise ValueError(f"weights={weights!r} is for models of weft's own; for CTranslate2 there is quantization")
@@ -189,6 +191,8 @@ def task_of(path_or_name: str | os.PathLike[str]) -> str:
 def _stored(path_or_name: str | os.PathLike[str], path: str | os.PathLike[str], weights: str) -> str:
     if is_published(path_or_name):
         raise ValueError(f"{os.fspath(path_or_name)} is no model of weft's own: only these are stored in fewer bits")
+    if os.path.exists(path):
+        raise FileExistsError(f"{os.fspath(path)} is there already: choose another folder")
     parts, card = folder.read(path_or_name, wide=True), folder.card_of(path_or_name)
     folder.save(path, *parts, card, weights)
     before, after = (folder.size(place) / 1e6 for place in (path_or_name, path))

@@ -13,6 +13,7 @@ from weft.decoding.beam import beam
 from weft.decoding.greedy import greedy
 from weft.decoding.options import Hypothesis, SearchOptions
 from weft.decoding.sampling import SamplingOptions, sample
+from weft.models.compiled import compiled
 from weft.models.contract import Seq2Seq
 
 BATCH_TOKENS = 4096  # hypotheses × longest source of a batch, padding counted
@@ -60,6 +61,11 @@ class Search(NamedTuple):
     def source_tokens(self) -> int:
         """How many source tokens a batch may have, padding counted."""
         return self.batch_tokens // (self.sampling.samples if self.sampling else self.options.beam)
+
+    def is_compiled(self, model: Seq2Seq, prefixes: Sequence[Sequence[int]] | None) -> bool:
+        """Whether it runs compiled as a whole (see ``Rules.searched``), and takes any number of sources."""
+        asked = self.options.no_repeat or self.options.coverage_penalty or any(prefixes or ())
+        return self.sampling is None and not asked and compiled(model) is not None
 
     def run(
         self,

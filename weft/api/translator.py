@@ -24,6 +24,7 @@ from weft.models.contract import Seq2Seq
 from weft.observe import record
 
 TIMES_TRAINED = 8  # a source may have so many times the tokens that a source had in training
+COMPILED = 4096  # sources that one compiled search is given: only their tokens and answers take memory
 WINDOW = 1024  # lines that are read before the first of them is translated
 
 
@@ -300,7 +301,11 @@ class Translator:
         """Each line's translation, in order: lines of like length are translated together."""
         found: list[list[Candidate]] = [[self._nothing]] * len(lines)
         wanted = [place for place, line in enumerate(lines) if line.text.strip() and not line.fault]
-        for places in batches(wanted, [len(line.ids) + 1 for line in lines], search.source_tokens):
+        lengths = [len(line.ids) + 1 for line in lines]
+        most = search.source_tokens
+        if search.is_compiled(self._seq2seq, prefixes):
+            most = max(most, COMPILED * max(lengths, default=0))
+        for places in batches(wanted, lengths, most):
             batch = [lines[place] for place in places]
             chosen = None if prefixes is None else [prefixes[place] for place in places]
             for place, candidates in zip(places, self._searched(batch, search, chosen), strict=True):

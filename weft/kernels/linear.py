@@ -33,10 +33,10 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, scale: Tensor 
     """
     if weight.dtype == torch.int8 or (weight.dtype == torch.bfloat16 and x.dtype == torch.float32):
         weight = widened(weight, scale, x.dtype)
-        bias = None if bias is None else bias.to(x.dtype)
     if x.shape[-1] != weight.shape[-1]:
         raise ValueError(f"the layer takes vectors of {weight.shape[-1]}, not {x.shape[-1]} (x is {list(x.shape)})")
     if x.dtype == weight.dtype:
+        bias = None if bias is None else bias.to(x.dtype)
         return by_rows(x, weight, bias) if is_steady() else F.linear(x, weight, bias)
     if x.dtype != torch.bfloat16 or weight.dtype != torch.float32:
         raise ValueError(
@@ -59,7 +59,7 @@ def narrowed(weight: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]
     if dtype != torch.int8:
         return weight.to(dtype), None
     scale = weight.float().abs().amax(1) / 127.0
-    scale = scale.where(scale > 0.0, 1.0)
+    scale = scale.where(scale != 0.0, 1.0)
     return (weight.float() / scale[:, None]).round().to(torch.int8), scale
 
 

@@ -12,7 +12,7 @@ bf16 activations; and everything while somebody records.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -53,15 +53,19 @@ class _Interrupt:
 
     def __init__(self) -> None:
         self.raised: BaseException | None = None
-        self.asked = ctypes.CFUNCTYPE(ctypes.c_int32)(self._ask)
+        asking = self._asking()
+        next(asking)
+        self.asked = ctypes.CFUNCTYPE(ctypes.c_int32)(asking.__next__)
 
-    def _ask(self) -> int:
-        try:
-            for _ in range(2):  # a jump backwards is where Python looks for signals
-                pass
-        except BaseException as raised:
-            self.raised = raised
-        return self.raised is not None
+    def _asking(self) -> Iterator[int]:
+        """Whether something was raised. Python looks for signals where a function begins: here inside the try."""
+        while True:
+            try:
+                yield int(self.raised is not None)
+            except GeneratorExit:
+                return
+            except BaseException as raised:
+                self.raised = raised
 
 
 @dataclass(eq=False)
@@ -69,8 +73,15 @@ class _Made:
     """What was compiled of a model, from which parameters, and where to look for these."""
 
     places: list[dict[str, Any]]
-    found: list[tuple[int, int]]
+    found: tuple[list[int], int]
     runner: Compiled
+
+    @classmethod
+    def of(cls, model: Transformer, library: ctypes.CDLL) -> _Made:
+        """Compile a model as it is now."""
+        parts = [(part._modules, part._parameters, part._buffers) for part in model.modules()]
+        places = [place for part in parts for place in part if place]
+        return cls(places, _fingerprint(places, library), Compiled(model, library))
 
 
 _made: WeakKeyDictionary[nn.Module, _Made] = WeakKeyDictionary()
@@ -84,16 +95,24 @@ def compiled(model: object) -> Compiled | None:
     if library is None:
         return None
     made = _made.get(model)
-    if made is None or made.found != _parameters(made.places):  # nothing yet, or it was trained on
-        places = [place for module in model.modules() for place in (module._parameters, module._buffers) if place]
-        made = _made[model] = _Made(places, _parameters(places), Compiled(model, library))
+    if made is None or made.found != _fingerprint(made.places, library):  # nothing yet, or it was trained on
+        made = _made[model] = _Made.of(model, library)
     made.runner.specials = model.specials
     return made.runner
 
 
-def _parameters(places: list[dict[str, Any]]) -> list[tuple[int, int]]:
-    """Where each parameter is, and how often it was changed."""
-    return [(tensor.data_ptr(), tensor._version) for place in places for tensor in place.values() if tensor is not None]
+def _fingerprint(places: list[dict[str, Any]], library: ctypes.CDLL) -> tuple[list[int], int]:
+    """Which modules there are, where each parameter is and how often it was changed; and a hash of some of the numbers.
+
+    The hash is for changes that torch does not count: those of its fused optimisers, and whatever goes by ``.data``.
+    """
+    parts = [part for place in places for part in place.values() if part is not None]
+    tensors = [part for part in parts if isinstance(part, Tensor)]
+    addresses = [tensor.data_ptr() for tensor in tensors]
+    words = [tensor.numel() * tensor.element_size() // 4 for tensor in tensors]
+    count = len(tensors)
+    looked = library.weft_sample((ctypes.c_void_p * count)(*addresses), (ctypes.c_int64 * count)(*words), count)
+    return [*map(id, parts), *addresses, *(tensor._version for tensor in tensors)], looked
 
 
 def is_compiled(model: object) -> bool:
@@ -319,6 +338,8 @@ class Compiled:
         table = self._places.get(side)
         if table is None or len(table) < count:
             limit = self.max_len
+            if limit is not None and count > limit:
+                raise ValueError(f"the model has {limit} positions, but {count} are needed")
             count = 2 * count if limit is None else min(2 * count, limit)
             table = self._places[side] = positions.table(count).detach()
             self._kept.append(table)  # another thread may be in a search with a smaller one

@@ -46,8 +46,12 @@ def state(model: nn.Module, dtype: torch.dtype = torch.float32) -> dict[str, Ten
 
 
 def fill(model: nn.Module, tensors: Mapping[str, Tensor], keep: bool) -> None:
-    """Give a model without memory its parameters: matrices as they are stored if ``keep``, all else in fp32."""
+    """Give a model without memory its parameters: matrices as they are stored if ``keep``, all else in fp32.
+
+    Matrices of several types are widened all the same: compiled code joins those that belong together.
+    """
     names, filled = matrices(model), {}
+    keep = keep and len({tensors[name].dtype for name in names}) == 1
     for name, tensor in tensors.items():
         if is_scale(name, names) and not keep:
             continue

@@ -139,6 +139,7 @@ class Optimizer:
                 amsgrad=False,
                 maximize=False,
             )
+            torch.autograd.graph.increment_version(list(named.values()))  # the fused call does not count its changes
 
     @torch.no_grad()
     def _muon(self, rate: float) -> None:

@@ -4,6 +4,7 @@
 // row has the same bits in any company, at any place, and with any number of threads.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -274,14 +275,19 @@ inline void rest(int rows, const A* a, const float* scale, const Matrix& w, int 
 template <class A, class W>
 void multiply_as(const A* a, const float* scale, int rows, const Matrix& w, int begin, int end, float* c,
                  int64_t stride, Put put) {
-  const int whole = rows / TALL * TALL;
-  const int64_t depth = deep(w.in, w.kind);
-  for (int p = begin; p < end && whole; p++)  // a panel stays near while all rows pass by
-    for (int r = 0; r < whole; r += TALL)
-      strip<TALL, A, W>(a + r * depth, scale ? scale + r : nullptr, w, p, p + 1, c + r * stride + (p - begin) * WIDE,
-                        stride, put);
-  rest<TALL - 1, A, W>(rows - whole, a + whole * depth, scale ? scale + whole : nullptr, w, begin, end,
-                       c + whole * stride, stride, put);
+  const int64_t depth = deep(w.in, w.kind), near = std::max<int64_t>(1, (1 << 19) / (depth * sizeof(A) * TALL)) * TALL;
+  if (rows > near)  // as many rows as stay in the cache while panels pass by
+    return multiply_as<A, W>(a, scale, int(near), w, begin, end, c, stride, put),
+           multiply_as<A, W>(a + near * depth, scale ? scale + near : nullptr, rows - int(near), w, begin, end,
+                             c + near * stride, stride, put);
+  if (rows < TALL) return rest<TALL - 1, A, W>(rows, a, scale, w, begin, end, c, stride, put);
+  for (int p = begin; p < end; p++, c += WIDE) {  // a panel stays nearer still while rows pass by
+    int r = 0;
+    for (; r + TALL <= rows; r += TALL)
+      strip<TALL, A, W>(a + r * depth, scale ? scale + r : nullptr, w, p, p + 1, c + r * stride, stride, put);
+    rest<TALL - 1, A, W>(rows - r, a + r * depth, scale ? scale + r : nullptr, w, p, p + 1, c + r * stride, stride,
+                         put);
+  }
 }
 
 // Each row of x [rows, in] as whole numbers and a scale; as large as sums of 32 bits allow.
@@ -289,18 +295,21 @@ inline void round(const float* x, int rows, int in, int16_t* y, float* scale) {
   const int depth = int(deep(in, INT8));
   const float limit = std::fmin(32767.0f, std::floor(2147483000.0f / (127.0f * depth)));
   for (int r = 0; r < rows; r++, x += in, y += depth) {
-    float most = 0.0f;
-    Floats top = {};
+    float most = 0.0f, damaged = 0.0f;  // not a number if one of x is none
+    Floats top = {}, damages = {};
     each(in, [&](auto at) {
       const auto v = at.get(x);
-      if constexpr (sizeof(v) == sizeof(Floats))
-        top = larger(top, v < 0 ? -v : v);
-      else
+      if constexpr (sizeof(v) == sizeof(Floats)) {
+        top = larger(v < 0 ? -v : v, top);
+        damages += v * 0.0f;
+      } else {
         most = std::fmax(most, std::fabs(v));
+        damaged += v * 0.0f;
+      }
     });
     most = std::fmax(most, largest(top));
     const float by = most > 0.0f ? limit / most : 0.0f;
-    scale[r] = most / limit;
+    scale[r] = most / limit + damaged + sum(damages);
     int i = 0;
 #if defined(WEFT_AVX2) || defined(WEFT_AVX512)
     for (; i + 8 <= in; i += 8) {

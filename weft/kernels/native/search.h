@@ -5,7 +5,10 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
+#include <condition_variable>
 #include <memory>
+#include <mutex>
 #include <new>
 #include <thread>
 
@@ -106,11 +109,7 @@ class Searcher {
  public:
   Searcher(const Model& m, const Wanted& wanted, const Sources& sources) : m_(m), w_(wanted), s_(sources), store_(m) {}
 
-  int rows() const {
-    int count = 0;
-    for (const Active& active : active_) count += int(active.rows.size());
-    return count;
-  }
+  int sources() const { return int(active_.size()); }
 
   // Sources [begin, end) begin.
   void begin(int begin, int end) {
@@ -127,7 +126,8 @@ class Searcher {
 
   // One token for every row; false if the logits are no numbers.
   bool go_on(Found* found) {
-    const int count = rows();
+    int count = 0;
+    for (const Active& active : active_) count += int(active.rows.size());
     std::vector<int64_t> tokens, lengths;
     std::vector<Memory> memory;
     int64_t width = 0;
@@ -170,7 +170,8 @@ class Searcher {
     std::vector<Active> going;
     for (Active& active : active_) {
       const int own = int(active.rows.size());
-      if (std::isnan(gain_[int64_t(at) * k_])) return false;
+      for (int r = at; r < at + own; r++)
+        if (std::isnan(gain_[int64_t(r) * k_])) return false;
       if (w_.greedy ? follow(active, at) : extend(active, at))
         going.push_back(std::move(active));
       else
@@ -319,23 +320,35 @@ inline int search(const Model& m, const Wanted& wanted, const Sources& sources, 
             tile = std::max(1, many(m) / wide);  // sources of a tile
   const int workers = std::max(1, std::min(threads, sources.count / 4));
   const int share = std::max(1, std::min(tile, (sources.count + workers - 1) / workers));
-  std::atomic<int> next{0}, outcome{DONE};
+  std::atomic<int> next{0}, outcome{DONE}, busy{workers - 1};
+  const auto work = [&](int worker) {
+    Searcher searcher(m, wanted, sources);
+    while (outcome == DONE) {
+      const int live = searcher.sources(), missing = share - live;
+      if (!live || missing >= (share + 3) / 4) {
+        const int begin = std::min(next.fetch_add(missing), sources.count);
+        searcher.begin(begin, std::min(begin + missing, sources.count));
+        if (!live && begin == sources.count) return;
+      }
+      if (!searcher.go_on(found)) outcome = NO_NUMBERS;
+      if (worker == 0 && stop()) outcome = STOPPED;
+    }
+  };
+  std::mutex lock;
+  std::condition_variable ended;
   at_once(workers, [&](int worker) {
     try {
-      Searcher searcher(m, wanted, sources);
-      while (outcome == DONE) {
-        const int rows = searcher.rows(), missing = share - (rows + wide - 1) / wide;
-        if (!rows || missing >= (share + 3) / 4) {
-          const int begin = std::min(next.fetch_add(missing), sources.count),
-                    end = std::min(begin + missing, sources.count);
-          searcher.begin(begin, end);
-          if (!rows && begin == end) return;
-        }
-        if (!searcher.go_on(found)) outcome = NO_NUMBERS;
-        if (worker == 0 && stop()) outcome = STOPPED;
-      }
+      work(worker);
     } catch (const std::bad_alloc&) {
       outcome = NO_MEMORY;
+    }
+    std::unique_lock<std::mutex> held(lock);
+    if (worker) {
+      busy--;
+      ended.notify_one();
+    } else {  // goes on asking while the others work
+      while (!ended.wait_for(held, std::chrono::milliseconds(50), [&] { return busy == 0; }))
+        if (outcome == DONE && stop()) outcome = STOPPED;
     }
   });
   return outcome;

@@ -119,7 +119,7 @@ inline Floats activated(Floats x, int activation) {
     case SWIGLU:
       return x / (1.0f + exp(smaller(-x, all(88.0f))));
     default:
-      return x > 0 ? x : Floats{};
+      return x < 0 ? Floats{} : x;  // no number stays none
   }
 }
 
@@ -396,14 +396,14 @@ struct Best {
 // The k most probable next tokens of hidden [rows, dim]: log-probabilities [rows, k], best first, and numbers.
 inline void best(const Model& m, const float* hidden, int rows, int k, const int64_t* never, int nevers, float* values,
                  int64_t* tokens) {
-  constexpr int STRIP = 64;  // panels at a time, whose logits stay in the cache
-  const int count = int(panels(m.output.out)), stride = STRIP * WIDE;
+  // So many logits at a time stay in the cache; not more for fewer rows, since the order of a row's sum depends on it.
+  const int stride = 16 * GROUP, count = int(panels(m.output.out));
   static thread_local std::vector<float> logits;
   if (int64_t(logits.size()) < int64_t(rows) * stride + GROUP) logits.resize(int64_t(rows) * stride + GROUP);
   std::vector<Best> found;
   for (int r = 0; r < rows; r++) found.push_back({values + int64_t(r) * k, tokens + int64_t(r) * k, k});
-  for (int p = 0; p < count; p += STRIP) {
-    const int last = std::min(p + STRIP, count), columns = std::min(last * WIDE, m.output.out) - p * WIDE;
+  for (int p = 0; p < count; p += stride / WIDE) {
+    const int last = std::min(p + stride / WIDE, count), columns = std::min(last * WIDE, m.output.out) - p * WIDE;
     multiply(hidden, rows, m.output, logits.data(), stride, WRITE, p, last);
     for (int r = 0; r < rows; r++)
       found[r].see(logits.data() + int64_t(r) * stride, columns, int64_t(p) * WIDE, never, nevers);
