@@ -422,12 +422,11 @@ def _line(text: str) -> str:
 
 @app.command("machine")
 def _machine() -> None:
-    """Tell what this machine can do: the CPU and torch, and whether searches run compiled."""
+    """Tell what this machine can do, in one line."""
     from weft.kernels import machine, native
 
-    typer.echo(machine.describe())
     why = native.why_not()
-    typer.echo(f"searches run in torch: {why}" if why else "searches run compiled")
+    typer.echo(f"{machine.describe()}, searches {f'in torch ({why})' if why else 'compiled'}")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
