@@ -107,25 +107,24 @@ inline void each(int64_t n, F f) {
   for (; i < n; i++) f(One{i});
 }
 
-inline float sum(Floats x) {
+// f of all numbers of a vector, two by two.
+template <class F>
+inline float folded(Floats x, F f) {
   const union {
     Floats whole;
     Four part[LANES / 4];
   } y = {x};
   Four z = y.part[0];
-  for (int i = 1; i < LANES / 4; i++) z += y.part[i];
-  return (z[0] + z[2]) + (z[1] + z[3]);
+  for (int i = 1; i < LANES / 4; i++) z = f(z, y.part[i]);
+  return f(f(z[0], z[2]), f(z[1], z[3]));
+}
+
+inline float sum(Floats x) {
+  return folded(x, [](auto a, auto b) { return a + b; });
 }
 
 inline float largest(Floats x) {
-  const union {
-    Floats whole;
-    Four part[LANES / 4];
-  } y = {x};
-  Four z = y.part[0];
-  for (int i = 1; i < LANES / 4; i++) z = z > y.part[i] ? z : y.part[i];
-  const float a = z[0] > z[2] ? z[0] : z[2], b = z[1] > z[3] ? z[1] : z[3];
-  return a > b ? a : b;
+  return folded(x, [](auto a, auto b) { return a > b ? a : b; });
 }
 
 inline bool any(Ints x) {
