@@ -18,6 +18,7 @@ from torch import Tensor
 from tests.decoding.table import batch
 from tests.interop.tiny import sources as sentences
 from tests.interop.tiny import taught, tiny, vocabularies
+from tests.kernels.test_steady import threads
 from tests.models.test_narrow import stored
 from weft.config import EOS, UNK, TransformerConfig
 from weft.decoding.beam import beam
@@ -39,16 +40,6 @@ KINDS = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.i
 def _needs_the_library() -> None:
     if native.library() is None:
         pytest.skip(f"nothing is compiled here: {native.why_not()}")
-
-
-@contextmanager
-def threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 @contextmanager
