@@ -237,6 +237,7 @@ class Letters:
 
     kind: str = "bpe"
     seeds: list[int] = field(default_factory=list)
+    tags: dict[str, int] = field(default_factory=dict)
 
     def decode(self, ids: Sequence[int]) -> str:
         return "".join(chr(97 + (n - 4) % 26) + (chr(97 + (n - 30) // 26) if n >= 30 else "") for n in ids)

@@ -24,7 +24,16 @@ from weft.data.corpora import open_pairs
 from weft.data.store import prepare
 from weft.data.vocabulary import make_pair
 from weft.evaluation import translation as evaluation
-from weft.evaluation.translation import compare, evaluate, evaluate_folder, score, sentences, validation_loss, validator
+from weft.evaluation.translation import (
+    Sentences,
+    compare,
+    evaluate,
+    evaluate_folder,
+    score,
+    sentences,
+    validation_loss,
+    validator,
+)
 from weft.models import build
 
 REFERENCES = [
@@ -327,7 +336,7 @@ def test_the_validator_gives_loss_and_greedy_bleu(translator: Translator, tmp_pa
     assert only_loss.keys() == {"loss", "perplexity"}
     assert only_loss["loss"] == pytest.approx(whole["loss"], rel=1e-5)
     said = [each.text for each in translator.translate(LINES, beam=1)]
-    both = validator(store, translator.tokenizers, translator.recipe, LINES, [[text] for text in said])
+    both = validator(store, translator.tokenizers, translator.recipe, [Sentences(LINES, [[text] for text in said])])
     translator.model.train()
     try:
         found = both(translator.model)
@@ -336,7 +345,7 @@ def test_the_validator_gives_loss_and_greedy_bleu(translator: Translator, tmp_pa
         translator.model.eval()
     assert found["bleu"] == pytest.approx(score(said, [[text] for text in said]).bleu)
     assert found["loss"] == pytest.approx(whole["loss"], rel=1e-5)
-    wrong = validator(store, translator.tokenizers, translator.recipe, LINES, [[text] for text in OTHERS])
+    wrong = validator(store, translator.tokenizers, translator.recipe, [Sentences(LINES, [[text] for text in OTHERS])])
     assert wrong(translator.model)["bleu"] < 50
 
 
@@ -344,7 +353,7 @@ def test_validation_translates_greedily(translator: Translator, monkeypatch: pyt
     scored: list[list[str]] = []
     really = evaluation.score
     monkeypatch.setattr(evaluation, "score", lambda texts, *rest: scored.append(texts) or really(texts, *rest))
-    evaluation.validation_bleu(translator, LINES, [[line] for line in OTHERS])
+    evaluation.validation_bleu(translator, [Sentences(LINES, [[line] for line in OTHERS])])
     assert scored == [[each.text for each in translator.translate(LINES, beam=1)]]
     assert scored != [[each.text for each in translator.translate(LINES)]]
 
@@ -352,5 +361,5 @@ def test_validation_translates_greedily(translator: Translator, monkeypatch: pyt
 def test_too_long_a_source_costs_bleu_but_no_run() -> None:
     translator = translator_of(max_len=20, positions="learned")
     said = translator.translate(LINES[0], beam=1).text
-    found = evaluation.validation_bleu(translator, [LINES[0], "a" * 30], [[said], ["b b b b"]])
+    found = evaluation.validation_bleu(translator, [Sentences([LINES[0], "a" * 30], [[said], ["b b b b"]])])
     assert found == pytest.approx(score([said, ""], [[said], ["b b b b"]]).bleu)

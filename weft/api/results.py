@@ -101,7 +101,7 @@ class Translation(_Ranked):
 
     Attributes:
         source: the text that was given.
-        source_ids: the numbers of its tokens, without the end token.
+        source_ids: the numbers of its tokens, without the end token; the mark of the language it became comes first.
         n_best: as many translations as were asked for, or could be found; at least one.
     """
 
@@ -118,7 +118,7 @@ class Translation(_Ranked):
     @cached_property
     def attention(self) -> Alignment:
         """Where the model looked while it said the best translation; computed when first asked for."""
-        return self.translator.align(self.source, self.n_best[0].ids)
+        return self.translator.align(self.source_ids, self.n_best[0].ids)
 
     def json(self) -> str:
         """Text, score and the n-best list as a line of JSON."""

@@ -35,7 +35,7 @@ class Options(SearchKeys, total=False):
         coverage_penalty, max_ratio, max_extra, replace_unknown: see ``weft.config.DecodingConfig``.
         n_best: how many translations of each source; the beam is as wide at least, unless it is given. If they are
             drawn, they come in the order drawn.
-        to: the language, for those who want to be sure that it is the model's.
+        to: the language; a model of several must be told, with one of its own it is a check.
     """
 
     coverage_penalty: float | None
@@ -63,6 +63,7 @@ class Translator:
     def __repr__(self) -> str:
         data, count = self.recipe.data, sum(parameter.numel() for parameter in self.model.parameters())
         way = f"{data.source} → {data.target}, " if data.source and data.target else ""
+        way = f"between {', '.join(data.languages)}, " if data.languages else way
         return f"Translator({way}{self.recipe.model.family}, {count:,} parameters)"
 
     @property
@@ -111,7 +112,7 @@ class Translator:
         if len(prefixes) != len(texts):
             raise ValueError(f"expected a prefix for each of {len(texts)} texts, not {len(prefixes)}")
         search = self.search(**options)
-        lines = self._read(texts)
+        lines = self._read(texts, self._mark(options.get("to")))
         for line in lines:
             if line.fault:
                 raise ValueError(line.fault)
@@ -139,30 +140,35 @@ class Translator:
         """
         if window < 1:
             raise ValueError(f"window must be ≥ 1, not {window}")
-        return self._stream(iter(lines), window, skipped, self.search(**options))
+        return self._stream(iter(lines), window, skipped, self.search(**options), self._mark(options.get("to")))
 
-    def score(self, source: str, target: str) -> Translation:
+    def score(self, source: str, target: str, to: str | None = None) -> Translation:
         """How probable the model finds a given translation, in all and (``n_best[0].token_log_probs``) by token.
+
+        Args:
+            source, target: texts.
+            to: the language of the target, if the model has several.
 
         Raises:
             ValueError: if the source or the target is longer than the model can take.
         """
         ids = self.tokenizers.target.encode(target)
-        (hypothesis,) = score(self._seq2seq, self._row(source), [ids], self.search().options)
-        line = _Line(source, self.tokenizers.source.encode(source))
+        (line,) = self._read([source], self._mark(to))
+        (hypothesis,) = score(self._seq2seq, _padded([line.ids]), [ids], self.search().options)
         return self._translation(line, [self._candidate(hypothesis, target)])
 
-    def align(self, source: str, target: str | Sequence[int]) -> Alignment:
+    def align(self, source: str | Sequence[int], target: str | Sequence[int], to: str | None = None) -> Alignment:
         """Where the model looks in the source while it says the target.
 
         Args:
-            source: a text.
+            source: a text, or token numbers such as ``Translation.source_ids``.
             target: a text, or token numbers such as ``Candidate.ids``.
+            to: the language of the target, if the source is a text and the model has several.
 
         Raises:
             ValueError: if the model does not attend to its source, or a side is longer than it can take.
         """
-        row, ids = self._row(source), self._target_ids(target)
+        row, ids = self._row(source, to), self._target_ids(target)
         (weights,) = align(self._seq2seq, row, [ids])
         source_tokens = self.tokenizers.source.tokens(row[0].tolist())
         return Alignment(tuple(source_tokens), tuple(self.tokenizers.target.tokens([*ids, EOS])), weights)
@@ -178,13 +184,15 @@ class Translator:
         Raises:
             ValueError: if the source is blank or longer than the model can take; if options come with a target.
         """
-        if target is not None and (given := [name for name, value in options.items() if value is not None]):
+        to = options.get("to")
+        given = [name for name, value in options.items() if value is not None and name != "to"]
+        if target is not None and given:
             raise ValueError(f"{', '.join(given)}: nothing is searched for where the target is given")
         search = self.search(**options)
         if search.sampling is not None and search.sampling.samples > 1:
             raise ValueError(f"n_best={search.sampling.samples}: one translation that is drawn can be looked at")
         with record(self.model, kinds=KINDS if target is None else (*KINDS, "hidden")) as seen:
-            found = self.translate(source, **options) if target is None else self.score(source, target)
+            found = self.translate(source, **options) if target is None else self.score(source, target, to)
         return of_translation(seen, found, way_of(search) if target is None else "forced")
 
     def alternatives(
@@ -204,13 +212,14 @@ class Translator:
             position: of the token in question, from 0; the number of tokens for what comes after the last.
             k: how many.
             complete: whether the search goes on from each of them to a whole translation.
-            options: of the search that completes.
+            options: of the search that completes; and ``to``, if the model has several languages.
 
         Raises:
             ValueError: if there is no such position, or an argument is out of range.
         """
         ids, search = self._target_ids(target), self.search(**options).options
-        found = alternatives(self._seq2seq, self._row(source), ids, position, k, search, complete)
+        row = self._row(source, options.get("to"))
+        found = alternatives(self._seq2seq, row, ids, position, k, search, complete)
         return [
             Choice(
                 self.tokenizers.target.tokens([each.token])[0],
@@ -252,26 +261,45 @@ class Translator:
             ValueError: if an option is unknown, out of range, or asks for nothing.
         """
         given = known(options, Options)
-        self._check_language(given.pop("to", None))
+        given.pop("to", None)
         replaced = given.pop("replace_unknown", self.recipe.decoding.replace_unknown)
         if replaced and not self._seq2seq.cross_attentions:
             raise ValueError("replace_unknown needs a model that attends to its source, which this one does not")
         n_best = given.pop("n_best", 1)
         return make_search(self.recipe.decoding, given, n_best, replaced)
 
-    def _check_language(self, to: str | None) -> None:
-        here = self.recipe.data.target
-        if to is not None and to != here:
-            raise ValueError(
-                f"to={to!r}: this model translates to {here or 'a language that its recipe does not name'}"
-            )
+    @property
+    def languages(self) -> tuple[str, ...]:
+        """What the model can translate to, as far as its recipe says."""
+        data = self.recipe.data
+        return tuple(data.languages) or ((data.target,) if data.target else ())
+
+    def _mark(self, to: str | None) -> list[int]:
+        """What sources open with that are to become this language: nothing, if the model has but one.
+
+        Raises:
+            ValueError: if the model does not translate to it, or has several and none was named.
+        """
+        known = " or ".join(self.languages) or "a language that its recipe does not name"
+        if to is not None and to not in self.languages:
+            raise ValueError(f"to={to!r}: this model translates to {known}")
+        if not self.recipe.data.languages:
+            return []
+        if to is None:
+            raise ValueError(f"to: this model translates to {known}: say which")
+        return [self.tokenizers.source.tags[to]]
 
     def _stream(
-        self, texts: Iterator[str], window: int, skipped: Callable[[str], None] | None, search: Search
+        self,
+        texts: Iterator[str],
+        window: int,
+        skipped: Callable[[str], None] | None,
+        search: Search,
+        mark: list[int],
     ) -> Iterator[Translation]:
         number = 0
         for some in windows(texts, window):
-            lines = self._read(some, number)
+            lines = self._read(some, mark, number)
             faults = [place for place, line in enumerate(lines) if line.fault]
             whole = lines[: faults[0]] if faults and skipped is None else lines
             yield from self._translated(whole, search)
@@ -281,13 +309,12 @@ class Translator:
                 skipped(lines[place].fault)
             number += len(lines)
 
-    def _read(self, texts: Sequence[str], first: int = 0) -> list[_Line]:
-        """The texts as tokens; the first is number ``first``, counted from 0."""
+    def _read(self, texts: Sequence[str], mark: list[int], first: int = 0) -> list[_Line]:
+        """The texts as tokens behind their mark; the first is number ``first``, counted from 0."""
         longest, lines = self.longest, []
-        for number, (text, ids) in enumerate(
-            zip(texts, self.tokenizers.source.encode_batch(texts), strict=True), first
-        ):
-            fault = ""
+        encoded = self.tokenizers.source.encode_batch(texts)
+        for number, (text, tokens) in enumerate(zip(texts, encoded, strict=True), first):
+            ids, fault = mark + tokens, ""
             if longest is not None and len(ids) > longest:
                 fault = (
                     f"line {number + 1:,} has {len(ids):,} tokens, but the model takes at most {longest:,}: split it"
@@ -333,17 +360,22 @@ class Translator:
         texts = {}
         for (row, hypothesis), weights in zip(holes, aligned, strict=True):
             words = self._words(lines[row])
-            looked = weights[:-1, : len(words)].argmax(-1).tolist()  # not at the end token
+            marks = len(lines[row].ids) - len(words)
+            looked = (
+                weights[:-1, marks : marks + len(words)].argmax(-1).tolist()
+            )  # neither at the mark nor at the end token
             put = [words[place] for place, token in zip(looked, hypothesis.tokens, strict=True) if token == UNK]
             texts[row, hypothesis] = self.tokenizers.target.decode(hypothesis.tokens, put)
         return texts
 
     def _words(self, line: _Line) -> list[str]:
-        """What each source token stands for in the text, the unknown ones too."""
-        split = {"word": line.text.split(" "), "char": list(line.text)}.get(self.tokenizers.source.kind, [])
-        if len(split) == len(line.ids):
+        """What each source token but the mark stands for in the text, the unknown ones too."""
+        marks, source = set(self.tokenizers.source.tags.values()), self.tokenizers.source
+        ids = [token for token in line.ids if token not in marks]
+        split = {"word": line.text.split(" "), "char": list(line.text)}.get(source.kind, [])
+        if len(split) == len(ids):
             return split
-        return [self.tokenizers.source.decode([token], _UNKNOWN).strip() for token in line.ids]
+        return [source.decode([token], _UNKNOWN).strip() for token in ids]
 
     def _translation(self, line: _Line, candidates: Sequence[Candidate]) -> Translation:
         return Translation(line.text, tuple(line.ids), tuple(candidates), self)
@@ -360,9 +392,11 @@ class Translator:
             target,
         )
 
-    def _row(self, source: str) -> Tensor:
-        """[1, N] the tokens of a text and EOS."""
-        return _padded([self.tokenizers.source.encode(source)])
+    def _row(self, source: str | Sequence[int], to: str | None = None) -> Tensor:
+        """[1, N] the tokens of a text behind their mark, or those given, and EOS."""
+        if isinstance(source, str):
+            source = self._mark(to) + self.tokenizers.source.encode(source)
+        return _padded([source])
 
     def _target_ids(self, target: str | Sequence[int]) -> list[int]:
         return self.tokenizers.target.encode(target) if isinstance(target, str) else list(target)

@@ -50,8 +50,11 @@ class DataConfig(Section):
         train, validation: a TSV file, two files (a list of two, or "a.en,b.de"), or a part of a named set ("set:part").
         source, target: the languages; a named set needs them to find its files, a model folder shows them.
         swap: read the pairs the other way round.
+        languages: instead of source and target, for one model of many directions: all those between these languages
+            for which ``train``, a part of a named set or a path with {source} and {target} in it, has pairs.
+        bridge: one of the languages. Two others without pairs of their own get those that both have with it.
         held_out: without a validation set, so many pairs are taken out of the training set for it.
-        max_len: a pair with a side of more tokens is dropped (the end token counts). 0: none is.
+        max_len: a pair with a side of more tokens is dropped (the end token counts, a mark does not). 0: none is.
         max_ratio: a pair with one side so many times as long as the other is dropped. 0: none is.
 
     Of a language model, ``train`` and ``validation`` are text files, folders of them (lists, or with commas between),
@@ -69,6 +72,8 @@ class DataConfig(Section):
     source: str = ""
     target: str = ""
     swap: bool = False
+    languages: list[str] = []
+    bridge: str = ""
     held_out: int = Field(default=1000, ge=0)
     max_len: int = Field(default=128, ge=0)
     max_ratio: float = Field(default=0.0, ge=0.0)
@@ -77,6 +82,19 @@ class DataConfig(Section):
     held_out_share: Share = 0.1
     sample: Literal["stream", "documents"] = "stream"
     length: int = Field(default=0, ge=0)
+
+    @model_validator(mode="after")
+    def _one_way_or_many(self) -> Self:
+        if self.languages and (self.source or self.target or self.swap):
+            raise ValueError("languages take the place of source, target and swap: expected one or the other")
+        if self.bridge and self.bridge not in self.languages:
+            raise ValueError(f"bridge must be one of the languages {self.languages}, not {self.bridge!r}")
+        if self.languages and self.train and not self.validation:
+            raise ValueError(
+                "several languages need a validation set: a sentence that was held out of one direction would be "
+                "learned from another"
+            )
+        return self
 
 
 class TokenizerConfig(Section):

@@ -180,7 +180,10 @@ class Batches:
         seeds = scrambled(rows.astype(np.uint64), self.seed, epoch, use).tolist()
         plain = [side[row].tolist() for row in rows]
         texts = [tokenizer.decode(tokens[:-1]) for tokens in plain]
-        drawn = ([*tokens, EOS] for tokens in tokenizer.encode_dropout(texts, self._dropout, seeds))
+        marks = set(tokenizer.tags.values())
+        opening = [[token for token in tokens[:1] if token in marks] for tokens in plain]
+        encoded = tokenizer.encode_dropout(texts, self._dropout, seeds)
+        drawn = ([*mark, *tokens, EOS] for mark, tokens in zip(opening, encoded, strict=True))
         return Sequences.of([new if len(new) <= side.longest else old for new, old in zip(drawn, plain, strict=True)])
 
 
@@ -206,8 +209,9 @@ def in_order(store: PairStore, batch_tokens: int) -> Iterator[Batch]:
 
 def _check_round_trip(side: Sequences, tokenizer: Tokenizer) -> None:
     """Raise ValueError unless the first rows come back from their text, as dropout takes them there."""
+    marks = tokenizer.tags.values()
     for row in range(min(len(side), 100)):
-        tokens = side[row][:-1].tolist()
+        tokens = [token for token in side[row][:-1].tolist() if token not in marks]
         if tokenizer.encode_batch([tokenizer.decode(tokens)]) != [tokens]:
             raise ValueError(f"BPE dropout needs a tokenizer that gives texts back as they were: {tokenizer} does not")
 

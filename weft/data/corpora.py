@@ -38,7 +38,7 @@ def open_pairs(spec: str | Sequence[str], source: str = "", target: str = "", sw
     """
     given = [spec] if isinstance(spec, str) else list(spec)
     if len(given) == 1 and not Path(given[0]).is_file():
-        if found := _set_part(given[0]):
+        if found := set_part(given[0]):
             chosen, part = found
             text = chosen.open(part, source, target)
             return text.swapped() if swap else text
@@ -78,11 +78,11 @@ def text_paths(spec: str | Sequence[str]) -> tuple[Path, ...]:
 def _text_path(name: str) -> Path:
     if Path(name).is_dir():
         return Path(name)
-    found = None if Path(name).exists() else _set_part(name)
+    found = None if Path(name).exists() else set_part(name)
     return found[0].text(found[1]) if found else existing(name)
 
 
-def _set_part(spec: str) -> tuple[NamedSet, str] | None:
+def set_part(spec: str) -> tuple[NamedSet, str] | None:
     """The set and the part that a text such as "multi30k:train" names; None if it reads like files."""
     name, colon, part = spec.partition(":")
     if name in SETS or (colon and "," not in part and os.sep not in spec):
@@ -168,6 +168,15 @@ class NamedSet:
         fill = {"part": self.parts.get(part, part), "pair": f"{source}-{target}"}
         paths = dict.fromkeys(self.pattern.format(language=language, **fill) for language in (source, target))
         return [self.files[path] for path in paths] if all(path in self.files for path in paths) else []
+
+    def has(self, part: str, source: str, target: str) -> bool:
+        """Whether a part has pairs of these two languages, either way.
+
+        Raises:
+            ValueError: if there is no such part.
+        """
+        self._check(part)
+        return source != target and any(self._pick(part, *way) for way in ((source, target), (target, source)))
 
     def open(self, part: str, source: str = "", target: str = "") -> ParallelText:
         """A part of the set.

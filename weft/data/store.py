@@ -26,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weft.config import EOS, UNK, DataConfig
+from weft.data.directions import Directions
 from weft.data.disk import Sequences, digest, flush, once, open_sequences, save_json, sync
 
 if TYPE_CHECKING:  # batches need no tokenizers
@@ -158,7 +159,7 @@ def _write(
     sides = _Side(folder, "source", tokenizers.source), _Side(folder, "target", tokenizers.target)
     read = 0
     try:
-        for chunk in _chunks(pairs, _CHUNK):
+        for marks, chunk in _marked_chunks(pairs, tokenizers.source):
             # Blank lines have no tokens, or only spaces: they need no tokenizer to be seen.
             full = [index for index, pair in enumerate(chunk) if pair[0].strip() and pair[1].strip()]
             facts.dropped["empty"] += len(chunk) - len(full)
@@ -170,8 +171,8 @@ def _write(
                     kept.append(place)
                 else:
                     facts.dropped[fault] += 1
-            for n, side in enumerate(sides):
-                unknown = side.add([rows[n][place] for place in kept])
+            for n, (side, opening) in enumerate(zip(sides, (marks, []), strict=True)):
+                unknown = side.add([opening + rows[n][place] for place in kept])
                 facts.unknown[side.name] += len(unknown)
                 if len(unknown) and side.tokenizer.kind == "char" and not allow_unknown:
                     first = full[kept[unknown[0]]]
@@ -335,10 +336,15 @@ def _load_held_out(path: Path) -> list[tuple[int, str, str]]:
     return [(number, source, target) for number, source, target in json.loads(path.read_bytes())]
 
 
-def _chunks(pairs: Iterable[tuple[str, str]], size: int) -> Iterator[list[tuple[str, str]]]:
-    stream = iter(pairs)
-    while chunk := list(islice(stream, size)):
-        yield chunk
+def _marked_chunks(pairs: TextPairs, tokenizer: Tokenizer) -> Iterator[tuple[list[int], list[tuple[str, str]]]]:
+    """Some pairs of one direction at a time, and what their sources open with."""
+    one_way: list[tuple[list[int], Iterable[tuple[str, str]]]] = [([], pairs)]
+    if isinstance(pairs, Directions):
+        one_way = [([tokenizer.tags[text.target]], text) for text in pairs.texts]
+    for marks, text in one_way:
+        stream = iter(text)
+        while chunk := list(islice(stream, _CHUNK)):
+            yield marks, chunk
 
 
 def _pairs(count: int) -> str:

@@ -36,6 +36,14 @@ if hasattr(os, "register_at_fork"):  # a forked process has none of the library'
     os.register_at_fork(after_in_child=partial(os.environ.__setitem__, "TOKENIZERS_PARALLELISM", "false"))
 
 
+_TAG = re.compile("<2(.+)>")
+
+
+def tag_token(language: str) -> str:
+    """The token that says that a source should become this language."""
+    return f"<2{language}>"
+
+
 class Tokenizer:
     """Text to token numbers and back. Made by ``train_tokenizer`` or ``Tokenizer.load``."""
 
@@ -56,6 +64,16 @@ class Tokenizer:
     def vocab_size(self) -> int:
         """How many tokens there are, the specials among them."""
         return self._rust.get_vocab_size()
+
+    @cached_property
+    def tags(self) -> dict[str, int]:
+        """The tokens ``<2es>``, ``<2fr>``, … that say which language a source should become, by language.
+
+        They are specials: no text spells them, and decoding leaves them out.
+        """
+        added = self._rust.get_added_tokens_decoder()
+        found = {number: _TAG.fullmatch(token.content) for number, token in added.items() if token.special}
+        return {match[1]: number for number, match in found.items() if match}
 
     def encode(self, text: str, strict: bool = False) -> list[int]:
         """The tokens of a text, without BOS and EOS.

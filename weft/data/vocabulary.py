@@ -16,7 +16,7 @@ from weft import __version__
 from weft.config import UNK, TokenizerConfig
 from weft.data.disk import digest, once
 from weft.data.tokenizer_file import OPENED, SPACES, SPECIALS, WORDS, numbered
-from weft.data.tokenizers import Tokenizer, TokenizerPair, check_unicode
+from weft.data.tokenizers import Tokenizer, TokenizerPair, check_unicode, tag_token
 
 _BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 _COUNTED = 1 << 20  # so many different words are counted; beyond that the rarest so far are forgotten
@@ -26,7 +26,10 @@ _STUDIED = 1 << 20  # and by so many characters of the most frequent words
 
 
 def make_pair(
-    config: TokenizerConfig, sources: Callable[[], Iterable[str]], targets: Callable[[], Iterable[str]]
+    config: TokenizerConfig,
+    sources: Callable[[], Iterable[str]],
+    targets: Callable[[], Iterable[str]],
+    tags: Sequence[str] = (),
 ) -> TokenizerPair:
     """The tokenizers that a recipe asks for: read from ``config.path``, or trained.
 
@@ -34,6 +37,7 @@ def make_pair(
         config: of the recipe.
         sources: gives the lines of the source side, from the first one on.
         targets: gives those of the target side.
+        tags: the languages that sources are marked with; see ``Tokenizer.tags``.
 
     Raises:
         OSError: if a file that the recipe names cannot be read.
@@ -46,9 +50,13 @@ def make_pair(
             raise ValueError(f"tokenizer.path must name {what}, not {config.path!r}")
         made = [Tokenizer.load(path) for path in given]
     elif config.joint:
-        made = [train_tokenizer(chain(sources(), targets()), config)]
+        made = [train_tokenizer(chain(sources(), targets()), config, tags)]
     else:
-        made = [train_tokenizer(lines(), config) for lines in (sources, targets)]
+        made = [train_tokenizer(sources(), config, tags), train_tokenizer(targets(), config)]
+    if absent := [tag for tag in tags if tag not in made[0].tags]:
+        raise ValueError(
+            f"{config.path} has no token {tag_token(absent[0])}, with which sources to translate are marked"
+        )
     for tokenizer in made:
         if config.dropout and tokenizer.kind != "bpe":
             what = f"expected 0.0 for {tokenizer.kind}, not {config.dropout}"
@@ -77,7 +85,7 @@ def kept_pair(
     return once(cache / f"tokenizers-{digest([__version__, wanted, fingerprint])}", train, TokenizerPair.load)
 
 
-def train_tokenizer(lines: Iterable[str], config: TokenizerConfig) -> Tokenizer:
+def train_tokenizer(lines: Iterable[str], config: TokenizerConfig, tags: Sequence[str] = ()) -> Tokenizer:
     """A tokenizer of ``config.kind`` with at most ``config.vocab_size`` tokens, from lines that are gone through once.
 
     A line is a text of its own, whose first word a space opens, unless it begins with a line end: then it goes on.
@@ -88,15 +96,16 @@ def train_tokenizer(lines: Iterable[str], config: TokenizerConfig) -> Tokenizer:
     Raises:
         ValueError: if the vocabulary has no room for the specials and the bytes.
     """
+    marks = [tag_token(tag) for tag in tags]
     if config.kind == "char":
         characters: set[str] = set()
         for line in lines:
             characters.update(line)
         check_unicode(characters)
-        vocab = numbered([*SPECIALS, *sorted(characters)])
-        return _built(models.BPE(vocab, [], unk_token=SPECIALS[UNK]), None)
+        vocab = numbered([*SPECIALS, *marks, *sorted(characters)])
+        return _built(models.BPE(vocab, [], unk_token=SPECIALS[UNK]), None, marks)
     # A lone space, which is the empty word between two spaces, always has a token.
-    first = [*SPECIALS, " "] if config.kind == "word" else [*SPECIALS, *_BYTES]
+    first = [*SPECIALS, *marks, " "] if config.kind == "word" else [*SPECIALS, *marks, *_BYTES]
     room = config.vocab_size - len(first)
     if room < 0:
         what = f"{config.kind} starts from {len(first)} specials and bytes"
@@ -106,21 +115,21 @@ def train_tokenizer(lines: Iterable[str], config: TokenizerConfig) -> Tokenizer:
     if config.kind == "word":
         del words[""]
         vocab = numbered([*first, *(f" {word}" for word in _frequent(words, room))])
-        return _built(models.WordLevel(vocab, unk_token=SPECIALS[UNK]), SPACES)
+        return _built(models.WordLevel(vocab, unk_token=SPECIALS[UNK]), SPACES, marks)
     opened = {f" {word}": count for word, count in _frequent(words, _LEARNED).items()}
     pieces = _pieces({**_frequent(bare, _LEARNED), **opened}, (room + 1) // 2)
     if config.kind == "bpe":
-        vocab, merges = _bpe(pieces, config.vocab_size)
-        return _built(models.BPE(vocab, merges, unk_token=SPECIALS[UNK], byte_fallback=True), WORDS)
-    seeds, _ = _bpe(pieces, len(first) + _SEEDS * room)
+        vocab, merges = _bpe(pieces, first, config.vocab_size)
+        return _built(models.BPE(vocab, merges, unk_token=SPECIALS[UNK], byte_fallback=True), WORDS, marks)
+    seeds, _ = _bpe(pieces, first, len(first) + _SEEDS * room)
     scored = [*((token, 0.0) for token in first), *_unigram(pieces, list(seeds)[len(first) :], room)]
-    return _built(models.Unigram(scored, unk_id=UNK, byte_fallback=True), WORDS)
+    return _built(models.Unigram(scored, unk_id=UNK, byte_fallback=True), WORDS, marks)
 
 
-def _built(model: models.Model, pre_tokenizer: pre_tokenizers.PreTokenizer | None) -> Tokenizer:
+def _built(model: models.Model, pre_tokenizer: pre_tokenizers.PreTokenizer | None, marks: Sequence[str]) -> Tokenizer:
     """The tokenizer of a model. With a pre-tokenizer, a space opens every word; without, text is taken as it is."""
     rust = Rust(model)
-    rust.add_special_tokens(list(SPECIALS))
+    rust.add_special_tokens([*SPECIALS, *marks])
     rust.decoder = decoders.Fuse()
     if pre_tokenizer is not None:
         rust.normalizer = OPENED
@@ -172,10 +181,10 @@ def _pieces(words: Mapping[str, int], num_characters: int) -> dict[str, int]:
     return dict(sorted(kept.items()))
 
 
-def _bpe(pieces: dict[str, int], vocab_size: int) -> tuple[dict[str, int], list[tuple[str, str]]]:
-    """The vocabulary of at most so many tokens, specials and bytes first, and the merges."""
+def _bpe(pieces: dict[str, int], first: Sequence[str], vocab_size: int) -> tuple[dict[str, int], list[tuple[str, str]]]:
+    """The vocabulary of at most so many tokens, specials, marks and bytes first, and the merges."""
     trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size, min_frequency=2, special_tokens=[*SPECIALS, *_BYTES], show_progress=False
+        vocab_size=vocab_size, min_frequency=2, special_tokens=list(first), show_progress=False
     )
     rust = Rust(models.BPE())
     rust.train_from_iterator(_repeated(pieces), trainer)

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Unpack, cast
+from typing import Any, NamedTuple, Unpack, cast
 
 import torch
 from sacrebleu.metrics.bleu import BLEU
@@ -24,8 +24,8 @@ from weft.api import Options, Precision, Search, Translator, load_translator
 from weft.config import PAD, Recipe, nearest
 from weft.data.batching import Batch, in_order
 from weft.data.corpora import open_pairs
-from weft.data.store import PairStore
-from weft.data.text import ParallelText, references
+from weft.data.store import PairStore, TextPairs
+from weft.data.text import references
 from weft.data.tokenizers import TokenizerPair
 from weft.models.contract import Seq2Seq
 
@@ -266,13 +266,21 @@ def evaluate_folder(
     return replace(report, comparison=compare(theirs, report.translations, targets, tokenize, lowercase))
 
 
-def sentences(pairs: ParallelText) -> tuple[list[str], list[list[str]]]:
+class Sentences(NamedTuple):
+    """What a model is tried on: sources, the references of each, and the language to translate to, if it must know."""
+
+    sources: list[str]
+    references: list[list[str]]
+    to: str | None = None
+
+
+def sentences(pairs: TextPairs) -> tuple[list[str], list[list[str]]]:
     """Sources and, for each, its references.
 
     A set in which a sentence may have several translations has each sentence once, with all of them; any other is
     scored line by line, though a line should come twice.
     """
-    if pairs.several:
+    if getattr(pairs, "several", True):
         return references(pairs)
     lines = list(pairs)
     return [source for source, _ in lines], [[target] for _, target in lines]
@@ -281,28 +289,20 @@ def sentences(pairs: ParallelText) -> tuple[list[str], list[list[str]]]:
 Validate = Callable[[nn.Module], dict[str, float]]
 
 
-def validator(
-    store: PairStore,
-    tokenizers: TokenizerPair,
-    recipe: Recipe,
-    sources: Sequence[str] = (),
-    references: Sequence[Sequence[str]] = (),
-) -> Validate:
-    """What the training loop calls to validate a model: its loss on a store and, given sources, its greedy BLEU.
+def validator(store: PairStore, tokenizers: TokenizerPair, recipe: Recipe, texts: Sequence[Sentences] = ()) -> Validate:
+    """What the training loop calls to validate a model: its loss on a store and, given texts, its greedy BLEU.
 
     Args:
         store: pairs of tokens, for the loss.
         tokenizers: those that made it.
         recipe: of the model that is being trained.
-        sources: text to translate; none, and there is no BLEU.
-        references: for each source one or more.
+        texts: what to translate, in each direction; none, and there is no BLEU.
     """
 
     def validate(model: nn.Module) -> dict[str, float]:
         metrics = validation_loss(model, in_order(store, _BATCH_TOKENS))
-        if sources:
-            translator = Translator(model, recipe, tokenizers)
-            metrics["bleu"] = validation_bleu(translator, sources, references)
+        if texts:
+            metrics["bleu"] = validation_bleu(Translator(model, recipe, tokenizers), texts)
         return metrics
 
     return validate
@@ -333,10 +333,16 @@ def validation_loss(model: nn.Module, batches: Iterable[Batch]) -> dict[str, flo
     return {"loss": mean, "perplexity": math.exp(min(mean, 700.0))}
 
 
-def validation_bleu(translator: Translator, sources: Sequence[str], references: Sequence[Sequence[str]]) -> float:
-    """BLEU of greedy translations. A source that is longer than the model can take counts as translated to nothing."""
-    found = translator.translate_lines(sources, skipped=lambda line: None, beam=1)
-    return score([translation.text for translation in found], references).bleu
+def validation_bleu(translator: Translator, texts: Sequence[Sentences]) -> float:
+    """BLEU of greedy translations, the mean of all directions.
+
+    A source that is longer than the model can take counts as translated to nothing.
+    """
+    scores = []
+    for sources, targets, to in texts:
+        found = translator.translate_lines(sources, skipped=lambda line: None, beam=1, to=to)
+        scores.append(score([translation.text for translation in found], targets).bleu)
+    return sum(scores) / len(scores)
 
 
 def _fitting(batch: Batch, max_len: int | None) -> Batch:

@@ -22,11 +22,11 @@ from weft.config import GPTConfig, Recipe
 from weft.config.places import cache_folder
 from weft.data.batching import Batches
 from weft.data.corpora import open_pairs
+from weft.data.directions import Directions, open_directions
 from weft.data.store import PairStore, TextPairs, prepare, split_held_out
-from weft.data.text import ParallelText, references
 from weft.data.tokenizers import TokenizerPair
 from weft.data.vocabulary import kept_pair, make_pair
-from weft.evaluation.translation import sentences, validator
+from weft.evaluation.translation import Sentences, sentences, validator
 from weft.models import build
 from weft.models.contract import Seq2Seq
 from weft.training import loop, progress
@@ -45,8 +45,7 @@ class Prepared:
     store: PairStore
     validation: PairStore
     batches: Batches
-    sources: list[str]
-    references: list[list[str]]
+    texts: list[Sentences]
     content: dict[str, str]  # hashes of all that was read
 
 
@@ -103,8 +102,7 @@ def train(recipe: Recipe, out: Path, report: Reporter, fork: bool = False) -> lo
             data.validation,
             data.tokenizers,
             recipe,
-            sources=data.sources if bleu else (),
-            references=data.references if bleu else (),
+            texts=data.texts if bleu else (),
         ),
         best=("bleu", "max") if bleu else ("loss", "min"),
         report=report,
@@ -131,13 +129,15 @@ def prepared(recipe: Recipe, report: Reporter) -> Prepared:
         dropout=recipe.tokenizer.dropout,
         tokenizers=tokenizers,
     )
-    sources, targets = sentences(validation) if isinstance(validation, ParallelText) else references(validation)
+    texts = [Sentences(*sentences(validation))]
+    if isinstance(validation, Directions):
+        texts = [Sentences(*sentences(text), text.target) for text in validation.texts]
     content = {
         "train": pairs.fingerprint(),
         "validation": validation.fingerprint(),
         "tokenizers": tokenizers.fingerprint(),
     }
-    return Prepared(tokenizers, store, held_out, batches, sources, targets, content)
+    return Prepared(tokenizers, store, held_out, batches, texts, content)
 
 
 def _texts(recipe: Recipe) -> tuple[TextPairs, TextPairs]:
@@ -147,6 +147,9 @@ def _texts(recipe: Recipe) -> tuple[TextPairs, TextPairs]:
         raise ValueError(
             "no training data: give --data.train=pairs.tsv, two files as a.en,a.de, or a part of a named set"
         )
+    if data.languages:
+        ways = data.languages, data.bridge
+        return open_directions(data.train, *ways), open_directions(data.validation, *ways, every=True)
     pairs = open_pairs(data.train, data.source, data.target, data.swap)
     if data.validation:
         return pairs, open_pairs(data.validation, data.source, data.target, data.swap)
@@ -159,7 +162,8 @@ def _tokenizers(recipe: Recipe, pairs: TextPairs, cache: Path, report: Reporter)
     """The tokenizers that the recipe asks for; what was trained on the same text before is used again."""
 
     def make() -> TokenizerPair:
-        return make_pair(recipe.tokenizer, lambda: _side(pairs, 0), lambda: _side(pairs, 1))
+        tags = pairs.languages if isinstance(pairs, Directions) else ()
+        return make_pair(recipe.tokenizer, lambda: _side(pairs, 0), lambda: _side(pairs, 1), tags)
 
     def train() -> TokenizerPair:
         report.note(f"training a {recipe.tokenizer.kind} tokenizer")
