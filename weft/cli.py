@@ -107,11 +107,16 @@ def _train(
 
 @app.command("translate")
 def _translate(
-    model: Annotated[str, _MODEL],
-    text: Annotated[
-        list[str] | None, typer.Argument(help="What to translate; if nothing, stdin line by line.", show_default=False)
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="MODEL|TEXT",
+            help="A model folder, or the name of a model that comes with weft (if none, tatoeba); then what to "
+            "translate (if nothing, stdin line by line).",
+            show_default=False,
+        ),
     ] = None,
-    to: Annotated[str | None, typer.Option(help="The language, to be sure that it is the model's.")] = None,
+    to: Annotated[str | None, typer.Option(help="The language, of a model that has several.")] = None,
     beam: Annotated[int | None, _BEAM] = None,
     n_best: Annotated[int, typer.Option(min=1, help="So many translations of each, best first, a line each.")] = 1,
     length_penalty: Annotated[float | None, typer.Option(help="The more, the longer.")] = None,
@@ -132,6 +137,7 @@ def _translate(
     """Translate the given text, or stdin to stdout line by line, in order."""
     from weft import api
 
+    model, text = _model_first(words or [], "tatoeba")
     translator = api.load_translator(model, precision)
     found = translator.translate_lines(
         text or _stdin(),
@@ -159,12 +165,14 @@ def _translate(
 
 @app.command("generate")
 def _generate(
-    model: Annotated[
-        str,
-        typer.Argument(help="A model folder, a folder of transformers, or a llama2.c file.", show_default=False),
-    ],
-    prompt: Annotated[
-        list[str] | None, typer.Argument(help="What to go on from; if nothing, each line of stdin.", show_default=False)
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="MODEL|PROMPT",
+            help="A model folder, a folder of transformers, a llama2.c file, or the name of a model that comes with "
+            "weft (if none, shakespeare); then what to go on from (if nothing, each line of stdin).",
+            show_default=False,
+        ),
     ] = None,
     n: Annotated[int, typer.Option("--n", min=1, help="So many continuations of each, most probable first.")] = 1,
     max_tokens: Annotated[int | None, typer.Option(min=0, help="So many tokens at most.")] = None,
@@ -205,6 +213,7 @@ def _generate(
         "seed": seed,
         "exact": exact,
     }
+    model, prompt = _model_first(words or [], "shakespeare")
     language_model = api.load_language_model(model, precision)
     if walk:
         if json:
@@ -241,6 +250,7 @@ def _look(
     words: Annotated[bool, typer.Option("--words", help="Between words instead of pieces, but for the page.")] = False,
     show: Annotated[bool, typer.Option("--open", help="Show the page in a browser.")] = False,
     beam: Annotated[int | None, _BEAM] = None,
+    to: Annotated[str | None, typer.Option(help="The language, of a translator that has several.")] = None,
     max_tokens: Annotated[int | None, typer.Option(min=1, help="Of a language model: so many at most.")] = None,
     sample: Annotated[bool | None, typer.Option(help="Draw, or take the best. Else as the recipe says.")] = None,
     temperature: Annotated[float | None, typer.Option(help="Of the draw: below 1 is more cautious.")] = None,
@@ -254,7 +264,7 @@ def _look(
     if figure is not None:
         figures.check_ending(figure)  # before the work, not after it
     drawn = {"sample": sample, "temperature": temperature, "seed": seed}
-    found = api.look(model, text, target, precision, beam=beam, max_tokens=max_tokens, **drawn)
+    found = api.look(model, text, target, precision, to=to, beam=beam, max_tokens=max_tokens, **drawn)
     if figure is not None:
         found.figure(figure, words)
     if record is not None:
@@ -306,6 +316,10 @@ def _evaluate(
         ),
     ] = None,
     baseline: Annotated[str | None, typer.Option(help="Another model, to compare with by paired bootstrap.")] = None,
+    source: Annotated[
+        str | None, typer.Option("--from", help="The language, of a model of several; left out, every direction.")
+    ] = None,
+    to: Annotated[str | None, typer.Option(help="The language to translate to, of a model of several.")] = None,
     beam: Annotated[int | None, _BEAM] = None,
     tokenize: Annotated[
         str | None, typer.Option(help="sacreBLEU's tokenizer, 13a if nothing is said; none for tokenised text.")
@@ -330,17 +344,18 @@ def _evaluate(
     others: dict[str, object] = {"length": length, "stride": stride, "nanogpt": nanogpt or None}
     if task == "language":
         others = {"baseline": baseline, "beam": beam, "tokenize": tokenize, "output": output, "exact": exact}
-        others["align"] = align or None
+        others |= {"align": align or None, "from": source, "to": to}
     if wrong := [f"--{name}" for name, value in others.items() if value is not None]:
         raise ValueError(f"{', '.join(wrong)}: not for the task {task!r}, which {model} is for")
     if task == "language":
-        report: language.Report | translation.Report | alignment.Report = language.evaluate_folder(
-            model, given, length=length, stride=stride, nanogpt=nanogpt, precision=precision
+        report: language.Report | translation.Report | translation.Reports | alignment.Report = (
+            language.evaluate_folder(model, given, length=length, stride=stride, nanogpt=nanogpt, precision=precision)
         )
     elif not given:
         raise ValueError("nothing to translate: give a TSV file, two files, or a part of a named set")
     elif align:
         given_too = {"baseline": baseline, "beam": beam, "tokenize": tokenize, "output": output, "exact": exact}
+        given_too |= {"from": source, "to": to}
         if wrong := [f"--{name}" for name, value in given_too.items() if value is not None]:
             raise ValueError(f"{', '.join(wrong)}: --align reads given translations and searches for none")
         report = alignment.evaluate_folder(model, given, precision)
@@ -349,9 +364,12 @@ def _evaluate(
             model,
             given,
             baseline,
+            source=source,
             tokenize=tokenize or "13a",
+            samples=1000,
             output=output,
             precision=precision,
+            to=to,
             beam=beam,
             exact=exact,
         )
@@ -402,6 +420,21 @@ def _overrides(words: Sequence[str]) -> list[str]:
         else:
             raise ValueError(f"expected a key of the recipe such as --training.steps=2000, not {word!r}")
     return found
+
+
+def _model_first(words: Sequence[str], default: str) -> tuple[str, list[str]]:
+    """The model and the texts that are given, where the model may be left out.
+
+    The first word names the model if it is a path or a name that is there, or looks like one: there is no space in it,
+    and a text follows it or it has a slash.
+    """
+    from weft import folder
+
+    first, *rest = words or [default]
+    is_there = first in folder.names() or os.path.exists(first)
+    if is_there or not words or (len(first.split()) == 1 and (rest or os.sep in first)):
+        return first, rest
+    return default, [first, *rest]
 
 
 def _stdin() -> Iterator[str]:

@@ -137,7 +137,7 @@ def look(
         if "max_tokens" in given:
             raise ValueError("max_tokens is for language models: a translation ends by itself")
         return model.look(text, target, **cast(Options, given))
-    if target is not None:
+    if target is not None or "to" in given:
         raise ValueError(f"{os.fspath(path_or_name)} is a language model, which goes on from a text and has no target")
     return model.look(text, **cast(GenerateOptions, given))
 

@@ -134,6 +134,11 @@ class Directions:
         raise IndexError(f"there is no pair {index}")
 
 
+def is_many(spec: str | Sequence[str]) -> bool:
+    """Whether a text may have several directions: a part of a named set, or a path with {source} and {target} in it."""
+    return isinstance(spec, str) and (set_part(spec) is not None or (SOURCE in spec and TARGET in spec))
+
+
 def open_directions(
     spec: str | Sequence[str], languages: Sequence[str], bridge: str = "", every: bool = False
 ) -> Directions:
@@ -149,24 +154,19 @@ def open_directions(
         ValueError: if the spec or the languages are not as expected, or there is no text in any direction.
         OSError: if a file is missing.
     """
-    if not isinstance(spec, str):
-        raise ValueError(
-            f"several languages need a part of a named set or a path with {SOURCE} and {TARGET}, not {spec}"
-        )
+    if not isinstance(spec, str) or not is_many(spec):
+        what = f"a part of a named set, or a path with {SOURCE} and {TARGET} in it"
+        raise ValueError(f"several languages need {what}, not {spec!r}")
     if len(set(languages)) < 2 or len(set(languages)) < len(languages):
         raise ValueError(f"languages must be two or more, each named once, not {', '.join(languages) or 'none'}")
     if bridge and bridge not in languages:
         raise ValueError(f"bridge must be one of {', '.join(languages)}, not {bridge!r}")
-    found: dict[tuple[str, str], Direction] = {}
-    for source, target in permutations(languages, 2):
-        text = _between(spec, source, target)
-        if text is not None:
-            found[source, target] = text
-    straight = {way: text for way, text in found.items() if isinstance(text, ParallelText)}
-    for source, target in permutations(languages, 2):
-        ways = (bridge, source), (bridge, target)
-        if bridge and (source, target) not in found and all(way in straight for way in ways):
-            found[source, target] = Bridged(straight[ways[0]], straight[ways[1]], every)
+    ways = list(permutations(languages, 2))
+    straight = {way: text for way in ways if (text := _between(spec, *way)) is not None}
+    found: dict[tuple[str, str], Direction] = {**straight}
+    for source, target in ways:
+        if bridge and (source, target) not in straight and {(bridge, source), (bridge, target)} <= straight.keys():
+            found[source, target] = Bridged(straight[bridge, source], straight[bridge, target], every)
     if not found:
         raise ValueError(f"{spec} has no pairs between any of {', '.join(languages)}")
     return Directions(tuple(found.values()))
@@ -176,10 +176,6 @@ def _between(spec: str, source: str, target: str) -> ParallelText | None:
     """The text of a direction, if there is one."""
     if found := set_part(spec):
         return open_pairs(spec, source, target) if found[0].has(found[1], source, target) else None
-    if SOURCE not in spec or TARGET not in spec:
-        raise ValueError(
-            f"several languages need a part of a named set or a path with {SOURCE} and {TARGET}, not {spec}"
-        )
     for first, second in ((source, target), (target, source)):
         path = spec.replace(SOURCE, first).replace(TARGET, second)
         if Path(path).is_file():

@@ -80,6 +80,8 @@ def evaluate_folder(path: str | os.PathLike[str], data: str | Sequence[str], pre
     """
     translator = load_translator(path, precision)
     of = translator.recipe.data
+    if of.languages:
+        raise ValueError("of a model of several languages no alignment is measured: it has no text of one direction")
     pairs, training = (list(open_pairs(each, of.source, of.target, of.swap)) for each in (data, of.train))
     lexicon = Lexicon.learned((a.split(), b.split()) for a, b in training)
     return Report(*(hits(translator, pairs, lexicon, punctuation) for punctuation in (True, False)))

@@ -21,9 +21,10 @@ from sacrebleu.significance import PairedTest
 from torch import nn
 
 from weft.api import Options, Precision, Search, Translator, load_translator
-from weft.config import PAD, Recipe, nearest
+from weft.config import PAD, DataConfig, Recipe, nearest
 from weft.data.batching import Batch, in_order
 from weft.data.corpora import open_pairs
+from weft.data.directions import is_many, open_directions
 from weft.data.store import PairStore, TextPairs
 from weft.data.text import references
 from weft.data.tokenizers import TokenizerPair
@@ -34,12 +35,18 @@ _BATCH_TOKENS = 4096  # of a batch whose loss is taken
 
 @dataclass(frozen=True)
 class Scores:
-    """BLEU and chrF of a set of translations, each with the signature that says how it was computed."""
+    """BLEU and chrF of a set of translations, each with the signature that says how it was computed.
+
+    Attributes:
+        bleu_ci, chrf_ci: the score's 95% confidence interval, by bootstrap, is ± this; None if it was not asked for.
+    """
 
     bleu: float
     chrf: float
     bleu_signature: str
     chrf_signature: str
+    bleu_ci: float | None = None
+    chrf_ci: float | None = None
 
 
 @dataclass(frozen=True)
@@ -111,8 +118,8 @@ class Report:
         """The report as a person reads it."""
         scores = self.scores
         lines = [
-            f"BLEU {scores.bleu:6.2f}   {scores.bleu_signature}",
-            f"chrF {scores.chrf:6.2f}   {scores.chrf_signature}",
+            f"BLEU {scores.bleu:6.2f}{_give_or_take(scores.bleu_ci)}   {scores.bleu_signature}",
+            f"chrF {scores.chrf:6.2f}{_give_or_take(scores.chrf_ci)}   {scores.chrf_signature}",
             f"{self.sentences:,} sentences, {self.target_tokens:,} target tokens in {self.seconds:.1f} s: "
             f"{self.tokens_per_second:,.0f} tokens/s",
         ]
@@ -127,8 +134,41 @@ class Report:
         return "\n".join(lines)
 
 
+@dataclass(frozen=True)
+class Reports:
+    """What evaluating a translator of several languages gave, by direction (``en-es``)."""
+
+    directions: Mapping[str, Report]
+
+    def json(self) -> str:
+        """The reports as a line of JSON."""
+        return json.dumps({name: report.tree() for name, report in self.directions.items()})
+
+    def text(self) -> str:
+        """A line for each direction, and below them how the scores were computed."""
+        lines = ["direction   BLEU            chrF            sentences"]
+        for name, report in self.directions.items():
+            bleu, chrf = report.scores.bleu, report.scores.chrf
+            ends = _give_or_take(report.scores.bleu_ci), _give_or_take(report.scores.chrf_ci)
+            lines.append(f"{name:<10}{bleu:6.2f}{ends[0]:<8}  {chrf:6.2f}{ends[1]:<8}  {report.sentences:9,}")
+            if (found := report.comparison) is not None:
+                change, p = found.bleu.system - found.bleu.baseline, found.bleu.p_value
+                lines[-1] += f"   baseline {found.bleu.baseline:.2f}: {change:+.2f} BLEU, p = {p:.4f}"
+        scores = [report.scores for report in self.directions.values()]
+        signatures = [*(each.bleu_signature for each in scores), *(each.chrf_signature for each in scores)]
+        return "\n".join([*lines, "", *dict.fromkeys(signatures)])
+
+
+def _give_or_take(interval: float | None) -> str:
+    return "" if interval is None else f" ± {interval:.2f}"
+
+
 def score(
-    translations: Sequence[str], references: Sequence[Sequence[str]], tokenize: str = "13a", lowercase: bool = False
+    translations: Sequence[str],
+    references: Sequence[Sequence[str]],
+    tokenize: str = "13a",
+    lowercase: bool = False,
+    samples: int = 0,
 ) -> Scores:
     """BLEU and chrF of translations.
 
@@ -137,14 +177,16 @@ def score(
         references: for each sentence one or more, not everywhere equally many.
         tokenize: sacreBLEU's tokenizer for BLEU; "none" for text that is tokenised already.
         lowercase: whether BLEU and chrF take capitals for small letters.
+        samples: how often the sentences are drawn anew for the confidence intervals; 0 for none.
 
     Raises:
         ValueError: if the numbers do not fit, a sentence has no reference, or there is no such tokenizer.
     """
     columns = _columns(translations, references)
     bleu, chrf = _metrics(tokenize, lowercase).values()
-    bleu_score, chrf_score = (metric.corpus_score(translations, columns) for metric in (bleu, chrf))
-    return Scores(bleu_score.score, chrf_score.score, str(bleu.get_signature()), str(chrf.get_signature()))
+    b, c = (metric.corpus_score(translations, columns, n_bootstrap=max(samples, 1)) for metric in (bleu, chrf))
+    scores = Scores(b.score, c.score, str(bleu.get_signature()), str(chrf.get_signature()))
+    return replace(scores, bleu_ci=float(b._ci), chrf_ci=float(c._ci)) if samples > 1 else scores
 
 
 def compare(
@@ -190,6 +232,7 @@ def evaluate(
     references: Sequence[Sequence[str]],
     tokenize: str = "13a",
     lowercase: bool = False,
+    samples: int = 0,
     **options: Unpack[Options],
 ) -> Report:
     """Translate the sources and score what comes out.
@@ -200,6 +243,7 @@ def evaluate(
         references: for each sentence one or more.
         tokenize: see ``score``.
         lowercase: see ``score``.
+        samples: see ``score``.
         options: of ``Translator.translate``.
 
     Raises:
@@ -212,7 +256,7 @@ def evaluate(
     seconds = time.perf_counter() - begin
     texts = tuple(translation.text for translation in found)
     return Report(
-        scores=score(texts, references, tokenize, lowercase),
+        scores=score(texts, references, tokenize, lowercase, samples),
         sentences=len(texts),
         target_tokens=sum(len(translation.n_best[0].ids) for translation in found),
         seconds=seconds,
@@ -226,23 +270,30 @@ def evaluate_folder(
     data: str | Sequence[str],
     baseline: str | os.PathLike[str] | None = None,
     *,
+    source: str | None = None,
     tokenize: str = "13a",
     lowercase: bool = False,
+    samples: int = 0,
     output: str | os.PathLike[str] | None = None,
     precision: Precision = "auto",
     **options: Unpack[Options],
-) -> Report:
+) -> Report | Reports:
     """Load a model, translate a test set and score it, beside a baseline's translations of it if one is given.
 
     Args:
         model: a model folder, or the name of a model that comes with weft.
         data: a TSV file, two files, or a part of a named set, in the languages of the model's recipe.
         baseline: another model.
+        source: the language, of a model that has several; without it and ``to``, all directions that the data has.
         tokenize: see ``score``.
         lowercase: see ``score``.
+        samples: see ``score``.
         output: a file for the translations, a line each.
         precision: see ``weft.load``.
         options: of ``Translator.translate``, for both models.
+
+    Returns:
+        A report; or, where there are several directions, one for each.
 
     Raises:
         OSError: if a file is missing.
@@ -254,16 +305,54 @@ def evaluate_folder(
         raise IsADirectoryError(f"{output} is a folder: the translations are written to a file")
     translator = load_translator(model, precision)
     other = None if baseline is None else load_translator(baseline, precision)
-    named = translator.recipe.data
-    sources, targets = sentences(open_pairs(data, named.source, named.target, named.swap))
-    report = evaluate(translator, sources, targets, tokenize, lowercase, **options)
+    reports = {}
+    for name, (sources, targets, language) in trials(translator.recipe.data, data, source, options.get("to")).items():
+        options["to"] = language
+        report = evaluate(translator, sources, targets, tokenize, lowercase, samples, **options)
+        if other is not None:
+            theirs = evaluate(other, sources, targets, tokenize, lowercase, **options).translations
+            compared = compare(theirs, report.translations, targets, tokenize, lowercase)
+            report = replace(report, comparison=compared)
+        reports[name] = report
     if output is not None:
-        lines = (text.replace("\n", " ") for text in report.translations)
+        lines = (text.replace("\n", " ") for report in reports.values() for text in report.translations)
         Path(output).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8", newline="\n")
-    if other is None:
-        return report
-    theirs = evaluate(other, sources, targets, tokenize, lowercase, **options).translations
-    return replace(report, comparison=compare(theirs, report.translations, targets, tokenize, lowercase))
+    return Reports(reports) if len(reports) > 1 else report
+
+
+def trials(
+    trained: DataConfig, data: str | Sequence[str], source: str | None = None, to: str | None = None
+) -> dict[str, Sentences]:
+    """What a model is tried on, by direction (``en-es``).
+
+    Args:
+        trained: what the model was trained on; it names the languages.
+        data: a TSV file, two files, or a part of a named set.
+        source, to: the languages; left out, all of those that the model knows and the data has.
+
+    Raises:
+        OSError: if a file is missing.
+        ValueError: if the data is at fault, or the model does not know a language.
+    """
+    known = trained.languages or [language for language in (trained.source, trained.target) if language]
+    for language in (source, to):
+        if language is not None and language not in known:
+            raise ValueError(f"{language!r} is no language of this model: expected {' or '.join(known) or 'none'}")
+    if not trained.languages:
+        if source not in (None, trained.source) or to not in (None, trained.target):
+            raise ValueError(f"this model translates from {trained.source} to {trained.target}, not the other way")
+        pairs = open_pairs(data, trained.source, trained.target, trained.swap)
+        return {f"{trained.source}-{trained.target}": Sentences(*sentences(pairs))}
+    if is_many(data):
+        texts = open_directions(data, trained.languages, trained.bridge, every=True).texts
+    elif to is not None:
+        texts = (open_pairs(data, source or "", to),)
+    else:
+        raise ValueError(f"the model has several languages: say to which of {', '.join(known)} the file translates")
+    chosen = [text for text in texts if source in (None, text.source) and to in (None, text.target)]
+    if not chosen:
+        raise ValueError(f"{data} has no pairs from {source or 'any language'} to {to or 'any language'}")
+    return {f"{text.source}-{text.target}": Sentences(*sentences(text), text.target) for text in chosen}
 
 
 class Sentences(NamedTuple):

@@ -1,0 +1,191 @@
+"""One model of many directions, from files to scores, as a user does it at the shell and in Python."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+import weft
+from weft import cli, folder
+from weft.api import Translator
+
+WORDS = {
+    "en": ["one", "two", "three", "four", "five", "six"],
+    "es": ["uno", "dos", "tres", "cuatro", "cinco", "seis"],
+    "de": ["eins", "zwei", "drei", "vier", "fünf", "sechs"],
+}
+SMALL = [
+    "--model.dim=32",
+    "--model.num_heads=2",
+    "--model.ffn_dim=64",
+    "--model.encoder_layers=1",
+    "--model.decoder_layers=1",
+    "--model.dropout=0",
+    "--tokenizer.kind=word",
+    "--training.batch_tokens=1024",
+    "--training.optimizer=muon",
+    "--training.learning_rate=1e-2",
+    "--training.schedule=cosine",
+    "--training.warmup=20",
+    "--training.smoothing=0",
+    "--training.average=0",
+    "--training.steps=300",
+    "--training.validate_every=150",
+]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Numbers from English to Spanish and to German, word for word: train and test."""
+    place, draw = tmp_path_factory.mktemp("data"), random.Random(0)
+    for part, count in (("train", 500), ("test", 40)):
+        for target in ("es", "de"):
+            rows = [[draw.randrange(6) for _ in range(draw.randint(1, 4))] for _ in range(count)]
+            lines = (
+                " ".join(WORDS["en"][i] for i in row) + "\t" + " ".join(WORDS[target][i] for i in row) for row in rows
+            )
+            (place / f"{part}.en-{target}.tsv").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return place
+
+
+@pytest.fixture(scope="module")
+def model(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("trained") / "model"
+    given = [
+        f"--data.train={data}/train.{{source}}-{{target}}.tsv",
+        f"--data.validation={data}/test.{{source}}-{{target}}.tsv",
+        '--data.languages=["en","es","de"]',
+        "--data.bridge=en",
+    ]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("WEFT_CACHE", str(data / "cache"))
+        assert cli.main(["train", "translation", *given, "--out", str(out), *SMALL]) == 0
+    return out
+
+
+def test_it_says_the_same_text_in_the_language_that_is_asked_for(
+    model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for text, to, said in (
+        ("one two three", "es", "uno dos tres"),
+        ("one two three", "de", "eins zwei drei"),
+        ("uno dos tres", "en", "one two three"),
+        ("cuatro cinco", "de", "vier fünf"),
+    ):
+        assert cli.main(["translate", str(model), text, "--to", to]) == 0
+        assert capsys.readouterr().out == f"{said}\n"
+
+
+def test_every_direction_of_a_test_set_is_scored(
+    model: Path, data: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    spec = f"{data}/test.{{source}}-{{target}}.tsv"
+    assert cli.main(["evaluate", str(model), spec, "--output", str(tmp_path / "said.txt")]) == 0
+    out = capsys.readouterr().out
+    for direction in ("en-es", "es-en", "en-de", "de-en", "es-de", "de-es"):
+        assert f"{direction} " in out
+    assert "±" in out
+    assert "|bs:1000|seed:12345|" in out
+    assert cli.main(["evaluate", str(model), spec, "--from", "es", "--to", "en", "--json"]) == 0
+    alone = json.loads(capsys.readouterr().out)
+    assert alone["scores"]["bleu"] > 90.0
+    assert alone["scores"]["bleu_ci"] >= 0.0
+    assert cli.main(["evaluate", str(model), spec, "--baseline", str(model)]) == 0
+    assert capsys.readouterr().out.count("p = 1.0000") == 6
+    # A file of one's own, whose languages must be said.
+    assert cli.main(["evaluate", str(model), f"{data}/test.en-de.tsv", "--from", "en", "--to", "de"]) == 0
+    assert "BLEU" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["translate", "MODEL", "one two"], "to: this model translates to en or es or de: say which"),
+        (["translate", "MODEL", "one two", "--to", "it"], "to='it': this model translates to en or es or de"),
+        (["evaluate", "MODEL", "DATA/test.en-de.tsv"], "say to which of en, es, de the file translates"),
+        (["evaluate", "MODEL", "DATA/test.en-de.tsv", "--to", "it"], "'it' is no language of this model"),
+        (
+            ["evaluate", "MODEL", "DATA/test.{source}-{target}.tsv", "--from", "en", "--to", "en"],
+            "no pairs from en to en",
+        ),
+        (["evaluate", "MODEL", "DATA/test.en-de.tsv", "--align"], "several languages"),
+        (["look", "MODEL", "one two"], "say which"),
+        (
+            ["train", "translation", "--data.train=x.tsv", '--data.languages=["en","es"]', "--out", "O"],
+            "validation set",
+        ),
+        (
+            ["train", "translation", "--data.train=x.tsv", '--data.languages=["en"]', "--data.source=en", "--out", "O"],
+            "take the place of source",
+        ),
+    ],
+)
+def test_what_is_wrong_is_one_line(
+    model: Path, data: Path, words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = [word.replace("MODEL", str(model)).replace("DATA", str(data)) for word in words]
+    assert cli.main(given) == 2
+    err = capsys.readouterr().err
+    assert said in err
+    assert err.count("\n") == 1
+
+
+def test_the_mark_is_seen_wherever_the_source_is(model: Path) -> None:
+    translator = weft.load(model)
+    assert isinstance(translator, Translator)
+    assert translator.languages == ("en", "es", "de")
+    assert "between en, es, de" in repr(translator)
+    found = translator.translate("one two", to="es")
+    assert found.source_tokens[0] == "<2es>"
+    assert found.attention.source_tokens[0] == "<2es>"
+    assert found.attention.weights.shape[1] == len(found.source_ids) + 1
+    by_text = translator.align("one two", "uno dos", to="es")
+    assert (by_text.weights - found.attention.weights).abs().max() == 0.0
+    right, wrong = (translator.score("one two", "uno dos", to=to).log_prob for to in ("es", "de"))
+    assert right > wrong + 1.0
+    assert translator.alternatives("one two", "uno dos", 0, to="de")[0].token == "eins"
+    look = translator.look("one two", to="es")
+    assert look.matrix.keys[0] == "<2es>"
+
+
+def test_a_batch_is_translated_as_each_text_alone(model: Path) -> None:
+    translator = weft.load(model)
+    assert isinstance(translator, Translator)
+    texts = ["one", "two three four", "six five"]
+    together = [found.text for found in translator.translate(texts, to="de", exact=True)]
+    assert together == [translator.translate(text, to="de", exact=True).text for text in texts]
+
+
+def test_a_model_that_comes_with_weft_may_be_left_out(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shipped = tmp_path / "shipped"
+    shipped.mkdir()
+    (shipped / "tatoeba").symlink_to(model)
+    monkeypatch.setattr(folder, "SHIPPED", shipped)
+    monkeypatch.chdir(tmp_path)
+    for words in (["one two"], ["tatoeba", "one two"], ["one two", "three"], ["tatoeba", "one", "two"], ["one"]):
+        assert cli.main(["translate", "--to", "es", *words]) == 0
+    assert capsys.readouterr().out.split("\n")[:-1] == ["uno dos", "uno dos", "uno dos", "tres", "uno", "dos", "uno"]
+    for words in (["one", "two"], ["gone/model"], ["gone/model", "one"]):  # these look like the names of models
+        assert cli.main(["translate", "--to", "es", *words]) == 2
+        assert f"no model '{words[0]}'" in capsys.readouterr().err
+
+
+def test_the_mark_is_a_token_for_others_too(model: Path, tmp_path: Path) -> None:
+    ctranslate2 = pytest.importorskip("ctranslate2", reason="the optional extra [ctranslate2] is not installed")
+    assert cli.main(["convert", str(model), str(tmp_path / "out"), "--to", "ctranslate2"]) == 0
+    other = ctranslate2.Translator(str(tmp_path / "out"), inter_threads=1, intra_threads=1)
+    translator = weft.load(model)
+    assert isinstance(translator, Translator)
+    for to, said in (("es", "uno dos tres"), ("de", "eins zwei drei")):
+        found = translator.translate("one two three", to=to)
+        assert found.text == said
+        tokens = [translator.tokenizers.source._rust.id_to_token(number) for number in found.source_ids]
+        assert tokens[0] == f"<2{to}>"
+        (answer,) = other.translate_batch([[*tokens, "</s>"]], beam_size=1)
+        wanted = [translator.tokenizers.target._rust.id_to_token(number) for number in found.n_best[0].ids]
+        assert answer.hypotheses[0] == wanted
