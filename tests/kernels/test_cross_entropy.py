@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from weft.kernels import cross_entropy as kernel
-from weft.kernels.cross_entropy import linear_cross_entropy, linear_divergence
+from weft.kernels.cross_entropy import linear_cross_entropy, linear_rdrop
 
 
 @given(
@@ -63,11 +63,11 @@ def test_gradcheck(monkeypatch: pytest.MonkeyPatch) -> None:
     def loss(h: Tensor, w: Tensor, b: Tensor) -> Tensor:
         return linear_cross_entropy(h, w, targets, b, 0.1).total
 
-    def divergence(h: Tensor, w: Tensor, b: Tensor) -> Tensor:
-        return linear_divergence(h, h.flip(0) * 0.5, w, b).total
+    def twice(h: Tensor, w: Tensor, b: Tensor) -> Tensor:
+        return linear_rdrop(h, h.flip(0) * 0.5, w, targets, b, 0.1, apart=0.7).total
 
     assert torch.autograd.gradcheck(loss, (hidden, weight, bias))
-    assert torch.autograd.gradcheck(divergence, (hidden, weight, bias))
+    assert torch.autograd.gradcheck(twice, (hidden, weight, bias))
 
 
 @pytest.mark.parametrize("native", [True, False])
@@ -119,14 +119,15 @@ def test_words_that_a_bias_of_minus_infinity_bans() -> None:
     torch.testing.assert_close(linear_cross_entropy(hidden, weight, targets, bias).total, expected)
 
 
-@pytest.mark.parametrize("what", ["cross entropy", "divergence"])
+@pytest.mark.parametrize("what", ["cross entropy", "R-Drop"])
 def test_nothing_of_the_size_of_all_logits_is_made(what: str) -> None:
     rows, vocab_size = 4096, 50_000
     hidden = torch.randn(rows, 4, requires_grad=True)
     weight = torch.randn(vocab_size, 4, requires_grad=True)
     with Largest() as largest:
-        if what == "divergence":
-            linear_divergence(hidden[:512], hidden[:512] * 2, weight).total.backward()
+        if what == "R-Drop":
+            wanted = torch.randint(0, vocab_size, (512,))
+            linear_rdrop(hidden[:512], hidden[:512] * 2, weight, wanted).total.backward()
         else:
             linear_cross_entropy(hidden, weight, torch.randint(0, vocab_size, (rows,))).total.backward()
     assert 0 < largest.elements <= 128 * vocab_size
@@ -150,26 +151,35 @@ def test_without_gradients_none_are_made() -> None:
     chunk=st.integers(1, 4),
     seed=st.integers(0, 2**32),
 )
-def test_divergence_is_torchs_symmetric_kl(
+def test_rdrop_is_both_cross_entropies_and_torchs_symmetric_kl(
     rows: int, vocab_size: int, bias: bool, masked: bool, chunk: int, seed: int
 ) -> None:
     torch.manual_seed(seed)
     first, second = (torch.randn(rows, 4, dtype=torch.float64, requires_grad=True) for _ in range(2))
     weight = torch.randn(vocab_size, 4, dtype=torch.float64, requires_grad=True)
     b = torch.randn(vocab_size, dtype=torch.float64, requires_grad=True) if bias else None
-    keep = torch.rand(rows) < 0.6 if masked else None
+    targets = torch.randint(vocab_size, (rows,))
+    if masked:
+        targets[torch.rand(rows) < 0.4] = -100
+    smoothing, apart = float(torch.rand(())) * 0.5 * (seed % 2), float(torch.rand(())) * 5
     inputs = [t for t in (first, second, weight, b) if t is not None]
-    kept = torch.ones(rows, dtype=torch.bool) if keep is None else keep
-    p, q = (F.linear(h[kept], weight, b).softmax(-1) for h in (first, second))
-    expected = ((p * (p.log() - q.log())).sum() + (q * (q.log() - p.log())).sum()) / 2
+    kept = targets != -100
+    logits = [F.linear(h[kept], weight, b) for h in (first, second)]
+    p, q = (z.softmax(-1) for z in logits)
+    divergence = ((p * (p.log() - q.log())).sum() + (q * (q.log() - p.log())).sum()) / 2
+    entropies = (F.cross_entropy(z, targets[kept], label_smoothing=smoothing, reduction="sum") / 2 for z in logits)
+    expected = sum(entropies) + apart * divergence
+    nll = sum(F.cross_entropy(z, targets[kept], reduction="sum") / 2 for z in logits)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kernel, "_CHUNK", 1)
         patch.setattr(kernel, "_ROWS", chunk)
-        mine = linear_divergence(first, second, weight, b, keep)
-    reference = kernel.divergence_reference(first, second, weight, b, keep)
-    assert mine.count == reference.count == int(kept.sum())
-    torch.testing.assert_close(mine.total, expected, atol=1e-10, rtol=1e-10)
-    torch.testing.assert_close(reference.total, expected, atol=1e-10, rtol=1e-10)
+        mine = linear_rdrop(first, second, weight, targets, b, smoothing, apart=apart)
+    plain = kernel.rdrop_reference(first, second, weight, targets, b, smoothing, apart=apart)
+    for found in (mine, plain):
+        assert found.count == int(kept.sum())
+        assert not found.divergence.requires_grad
+        for value, wanted in ((found.total, expected), (found.nll, nll), (found.divergence, divergence)):
+            torch.testing.assert_close(value, wanted, atol=1e-10, rtol=1e-10)
     for mine_grad, grad in zip(
         torch.autograd.grad(mine.total, inputs), torch.autograd.grad(expected, inputs), strict=True
     ):
@@ -196,9 +206,10 @@ def test_bad_input_is_named() -> None:
     with pytest.raises(ValueError, match="smoothing must be at least 0 and less than 1"):
         linear_cross_entropy(hidden, weight, torch.tensor([0, 1, 2]), smoothing=1.5)
     with pytest.raises(ValueError, match="differ in shape"):
-        linear_divergence(hidden, hidden[:2], weight)
-    for keep in (torch.tensor([True, False]), torch.tensor([1, 0, 2])):
-        with pytest.raises(ValueError, match=r"keep must be boolean \[3\]"):
-            linear_divergence(hidden, hidden, weight, keep=keep)
+        linear_rdrop(hidden, hidden[:2], weight, torch.tensor([0, 1, 2]))
+    with pytest.raises(ValueError, match="do not fit"):
+        linear_rdrop(hidden, hidden, weight, torch.tensor([0, 1]))
+    with pytest.raises(ValueError, match=r"target 5 is not a word"):
+        linear_rdrop(hidden, hidden, weight, torch.tensor([0, 5, 1]))
     with pytest.raises(ValueError, match=r"hidden is torch\.float16 and weight torch.float32"):
         linear_cross_entropy(hidden.half(), weight, torch.tensor([0, 1, 2]))

@@ -27,7 +27,7 @@ def test_inside_every_kernel_is_its_reference_and_outside_not() -> None:
         heads = attention.attend(q, k, v, mask)
         product = linear.linear(narrow, weight, bias)
         total = cross_entropy.linear_cross_entropy(x, weight, targets, bias, smoothing=0.1).total
-        apart = cross_entropy.linear_divergence(narrow, narrow.flip(0), weight, bias).total
+        both = cross_entropy.linear_rdrop(narrow, narrow.flip(0), weight, targets, bias).total
         torch.manual_seed(3)
         dropped = dropout(x, 0.4)
         with plain(False):
@@ -36,7 +36,7 @@ def test_inside_every_kernel_is_its_reference_and_outside_not() -> None:
     assert torch.equal(heads, attention.reference(q, k, v, mask, None, None, 0.0))
     assert torch.equal(product, linear.reference(narrow, weight, bias))
     assert torch.equal(total, cross_entropy.reference(x, weight, targets, bias, smoothing=0.1).total)
-    assert torch.equal(apart, cross_entropy.divergence_reference(narrow, narrow.flip(0), weight, bias).total)
+    assert torch.equal(both, cross_entropy.rdrop_reference(narrow, narrow.flip(0), weight, targets, bias).total)
     torch.manual_seed(3)
     assert torch.equal(dropped, F.dropout(x, 0.4))
     torch.manual_seed(3)

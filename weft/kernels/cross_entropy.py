@@ -42,10 +42,19 @@ class CrossEntropy:
 
 
 @dataclass(frozen=True)
-class Divergence:
-    """The sum of the rows' divergences, and how many rows there were."""
+class RDrop:
+    """Two passes over the same targets.
+
+    Attributes:
+        total: what is trained: the mean of the two cross entropies, plus the divergence times its weight.
+        nll: the mean of both sums of −log p(target), without gradient.
+        divergence: the sum over rows of how far the two predictions are apart, without gradient.
+        count: how many targets were not ignored, in one pass.
+    """
 
     total: Tensor
+    nll: Tensor
+    divergence: Tensor
     count: int
 
 
@@ -94,43 +103,61 @@ def reference(
     return CrossEntropy(total, nll, len(wanted))
 
 
-def linear_divergence(
-    first: Tensor, second: Tensor, weight: Tensor, bias: Tensor | None = None, keep: Tensor | None = None
-) -> Divergence:
-    """How far two hidden states' predictions are apart, for R-Drop (Wu et al. 2021).
+def linear_rdrop(
+    first: Tensor,
+    second: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    bias: Tensor | None = None,
+    smoothing: float = 0.0,
+    ignore: int = -100,
+    apart: float = 1.0,
+) -> RDrop:
+    """The cross entropies of two passes under different drops, and how far their predictions p and q are apart.
 
-    ½ (KL(p‖q) + KL(q‖p)) summed over rows, p and q the softmax of first · weightᵀ + bias and of second's.
+    ½ (CE(p) + CE(q)) + apart · ½ (KL(p‖q) + KL(q‖p)), summed over rows (R-Drop, Wu et al. 2021): logits made once.
 
     Args:
-        first: [..., D].
-        second: [..., D].
+        first: [..., D] what the output layer sees in the one pass.
+        second: [..., D] in the other.
         weight: [V, D] of the output layer.
+        targets: [...] word numbers, or ``ignore``.
         bias: [V].
-        keep: [...] True where a row counts; all if None.
+        smoothing: as in ``linear_cross_entropy``.
+        ignore: positions with this target count for nothing.
+        apart: the weight of the divergence.
+
+    Raises:
+        ValueError: if shapes do not fit or a target is not a word.
     """
     if first.shape != second.shape:
         raise ValueError(f"the two hidden states differ in shape: {list(first.shape)} and {list(second.shape)}")
-    if keep is not None and (keep.dtype != torch.bool or keep.shape != first.shape[:-1]):
-        raise ValueError(f"keep must be boolean {list(first.shape[:-1])}, not {keep.dtype} {list(keep.shape)}")
     if is_plain():
-        return divergence_reference(first, second, weight, bias, keep)
-    a, b = _rows(first, weight), _rows(second, weight)
-    if keep is not None and not bool(keep.all()):
-        rows = keep.flatten().nonzero()[:, 0]
-        a, b = a.index_select(0, rows), b.index_select(0, rows)
-    total = _LinearDivergence.apply(a, b, weight, bias, torch.is_grad_enabled())  # type: ignore[no-untyped-call]
-    return Divergence(total, len(a))
+        return rdrop_reference(first, second, weight, targets, bias, smoothing, ignore, apart)
+    (a, wanted), (b, _) = (_valid(hidden, weight, targets, smoothing, ignore) for hidden in (first, second))
+    given = weight, bias, wanted, smoothing, apart, torch.is_grad_enabled()
+    total, nll, divergence = _LinearRDrop.apply(a, b, *given)  # type: ignore[no-untyped-call]
+    return RDrop(total, nll, divergence, len(wanted))
 
 
-def divergence_reference(
-    first: Tensor, second: Tensor, weight: Tensor, bias: Tensor | None = None, keep: Tensor | None = None
-) -> Divergence:
-    """The plain form: both distributions at once, torch's own divergence."""
-    p, q = (_all_logits(_rows(h, weight), weight, bias).log_softmax(-1) for h in (first, second))
-    if keep is not None:
-        p, q = p[keep.flatten()], q[keep.flatten()]
+def rdrop_reference(
+    first: Tensor,
+    second: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    bias: Tensor | None = None,
+    smoothing: float = 0.0,
+    ignore: int = -100,
+    apart: float = 1.0,
+) -> RDrop:
+    """The plain form: both distributions at once, torch's own losses."""
+    one, two = (reference(hidden, weight, targets, bias, smoothing, ignore) for hidden in (first, second))
+    rows = (_valid(hidden, weight, targets, smoothing, ignore)[0] for hidden in (first, second))
+    p, q = (_all_logits(each, weight, bias).log_softmax(-1) for each in rows)
     forward, backward = (F.kl_div(x, y, reduction="sum", log_target=True) for x, y in ((q, p), (p, q)))
-    return Divergence((forward + backward) / 2, len(p))
+    divergence = (forward + backward) / 2
+    total = (one.total + two.total) / 2 + apart * divergence
+    return RDrop(total, (one.nll + two.nll) / 2, divergence.detach(), one.count)
 
 
 def _all_logits(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -204,30 +231,59 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return *grads, None, None, None
 
 
-class _LinearDivergence(torch.autograd.Function):
+class _LinearRDrop(torch.autograd.Function):
+    """With ratio = log p − log q and the row's sums f = Σ p·ratio, b = −Σ q·ratio, the divergence is (f + b) / 2 and
+    its gradient ½ (p·(ratio − f) + p − q) for the logits of p, and the same the other way round for those of q.
+    """
+
     @staticmethod
-    def forward(ctx: Any, a: Tensor, b: Tensor, weight: Tensor, bias: Tensor | None, train: bool) -> Tensor:
+    def forward(
+        ctx: Any,
+        a: Tensor,
+        b: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        smoothing: float,
+        apart: float,
+        train: bool,
+    ) -> tuple[Tensor, Tensor, Tensor]:
         layer = _Layer(a, weight, bias)
-        da, db = torch.empty_like(a), torch.empty_like(b)
-        total = a.new_zeros((), dtype=torch.float64)
+        passes = (a, torch.empty_like(a)), (b, torch.empty_like(b))
+        entropy, nll, divergence = a.new_zeros(3, dtype=torch.float64).unbind()
         for chunk in _chunks(len(a), 2 * len(weight)):
-            p, q = (layer.logits(x[chunk]).log_softmax(1) for x in (a, b))
-            ratio = p - q
-            p.exp_(), q.exp_()
-            forward, backward = (p * ratio).sum(1, keepdim=True), -(q * ratio).sum(1, keepdim=True)
-            total += (forward + backward).sum(dtype=torch.float64) / 2
+            wanted = targets[chunk, None]
+            logs = [layer.logits(rows[chunk]) for rows, _ in passes]
+            for log in logs:
+                log.sub_(log.logsumexp(1, keepdim=True))
+                log_wanted = log.gather(1, wanted)[:, 0]
+                log_mean = log.mean(1) if smoothing else log_wanted
+                nll -= log_wanted.sum(dtype=torch.float64) / 2
+                entropy -= torch.lerp(log_wanted, log_mean, smoothing).sum(dtype=torch.float64) / 2
+            ratio = logs[0] - logs[1]
+            p, q = (log.exp_() for log in logs)
+            sums = torch.linalg.vecdot(p, ratio)[:, None], -torch.linalg.vecdot(q, ratio)[:, None]
+            divergence += (sums[0] + sums[1]).sum(dtype=torch.float64) / 2
             if train:
-                gap = p - q
-                da[chunk] = layer.back(a[chunk], p.mul_(ratio - forward).add_(gap).div_(2))
-                db[chunk] = layer.back(b[chunk], q.mul_(-ratio - backward).sub_(gap).div_(2))
-        ctx.save_for_backward(da, db, layer.dweight, layer.dbias)
-        return total.to(layer.dweight.dtype)
+                ratio.mul_(apart / 2)
+                grads = [ratio + (1 + apart * (1 - sums[0])) / 2, ratio.neg_().add_((1 + apart * (1 - sums[1])) / 2)]
+                grads[0].mul_(p).sub_(q, alpha=apart / 2)
+                grads[1].mul_(q).sub_(p, alpha=apart / 2)
+                for (rows, drows), grad in zip(passes, grads, strict=True):
+                    grad.sub_(smoothing / 2 / len(weight)).scatter_add_(
+                        1, wanted, grad.new_full((1, 1), (smoothing - 1) / 2).expand_as(wanted)
+                    )
+                    drows[chunk] = layer.back(rows[chunk], grad)
+        ctx.mark_non_differentiable(nll, divergence)
+        ctx.save_for_backward(*(drows for _, drows in passes), layer.dweight, layer.dbias)
+        wide = layer.dweight.dtype
+        return (entropy + apart * divergence).to(wide), nll.to(wide), divergence.to(wide)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, dtotal: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, dtotal: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         grads = (g * dtotal if need else None for g, need in zip(ctx.saved_tensors, ctx.needs_input_grad, strict=False))
-        return *grads, None
+        return *grads, None, None, None, None
 
 
 def _valid(hidden: Tensor, weight: Tensor, targets: Tensor, smoothing: float, ignore: int) -> tuple[Tensor, Tensor]:

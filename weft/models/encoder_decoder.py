@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from weft import observe
 from weft.config import PAD, Specials, Tie
-from weft.kernels.cross_entropy import linear_cross_entropy, linear_divergence
+from weft.kernels.cross_entropy import linear_cross_entropy, linear_rdrop
 from weft.kernels.linear import linear, widened
 from weft.kernels.mask import Mask
 from weft.layers import masks
@@ -106,13 +106,12 @@ class EncoderDecoder(nn.Module):
             source, target = source.repeat(2, 1), target.repeat(2, 1)
         hidden = self(source, target[:, :-1])
         wanted, weight = target[:, 1:], self._output
-        entropy = linear_cross_entropy(hidden, weight, wanted, self.output_bias, smoothing, ignore=PAD)
         if not rdrop:
+            entropy = linear_cross_entropy(hidden, weight, wanted, self.output_bias, smoothing, PAD)
             return Loss(entropy.total, entropy.count, {"nll": entropy.nll})
         first, second = hidden.chunk(2)
-        apart = linear_divergence(first, second, weight, self.output_bias, keep=wanted[: len(first)] != PAD).total
-        parts = {"nll": entropy.nll / 2, "rdrop": apart.detach()}
-        return Loss(entropy.total / 2 + rdrop * apart, entropy.count // 2, parts)
+        both = linear_rdrop(first, second, weight, wanted.chunk(2)[0], self.output_bias, smoothing, PAD, rdrop)
+        return Loss(both.total, both.count, {"nll": both.nll, "rdrop": both.divergence})
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Scores of the next token [..., V] of hidden [..., D].

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 from weft import observe
 from weft.config import GPTConfig, Specials
-from weft.kernels.cross_entropy import linear_cross_entropy, linear_divergence
+from weft.kernels.cross_entropy import linear_cross_entropy, linear_rdrop
 from weft.kernels.dropout import dropout
 from weft.kernels.linear import linear
 from weft.kernels.mask import Mask
@@ -149,13 +149,8 @@ class GPT(nn.Module):
             )
             return Loss(entropy.total, entropy.count, {"nll": entropy.nll})
         first, second = self(inputs, mask, places), self(inputs, mask, places)
-        one, two = (
-            linear_cross_entropy(hidden, weight, wanted, smoothing=smoothing, ignore=_IGNORED)
-            for hidden in (first, second)
-        )
-        apart = linear_divergence(first, second, weight, keep=wanted != _IGNORED).total
-        parts = {"nll": (one.nll + two.nll) / 2, "rdrop": apart.detach()}
-        return Loss((one.total + two.total) / 2 + rdrop * apart, one.count, parts)
+        both = linear_rdrop(first, second, weight, wanted, smoothing=smoothing, ignore=_IGNORED, apart=rdrop)
+        return Loss(both.total, both.count, {"nll": both.nll, "rdrop": both.divergence})
 
     def start(self, inputs: Tensor) -> DecoderState:
         """The state after all but the last token of each prompt [B, N], padded at the right; ``first`` is that one.
