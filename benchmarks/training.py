@@ -46,6 +46,7 @@ from weft.data.batching import Batch
 from weft.data.corpora import open_pairs
 from weft.data.vocabulary import make_pair, train_tokenizer
 from weft.kernels import machine
+from weft.kernels.products import compiled, fastest
 from weft.training import loop
 from weft.training.checkpoint import RunFolder
 from weft.training.distributed import Ranks
@@ -156,7 +157,8 @@ class Weft:
         """One update; the mean loss of the batch's target tokens before it."""
         window = self._run.state.window
         window.clear()
-        self._run._update(iter([batch]))
+        with compiled(fastest() == "compiled"):
+            self._run._update(iter([batch]))
         return window["loss"] / window["count"]
 
     def nll(self, batch: Batch) -> Tensor:

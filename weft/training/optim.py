@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from weft.config import TrainingConfig
+from weft.kernels.products import add_product, product
 
 _MOMENTUM = 0.95  # of Muon, as its makers chose it
 _QUINTIC = (3.4445, -4.7750, 2.0315)  # of Newton–Schulz: the steepest at 0 that keeps singular values near 1
@@ -187,8 +188,8 @@ def orthogonal(matrix: Tensor) -> Tensor:
     x = matrix if matrix.shape[0] <= matrix.shape[1] else matrix.T  # the smaller of the two products
     x = x / x.norm().clamp(min=1e-7)  # now no singular value is over 1
     for _ in range(_ROUNDS):
-        gram = x @ x.T
-        x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+        gram = product(x, x.T)
+        x = add_product(a * x, add_product(b * gram, c * gram, gram), x)
     return x if matrix.shape[0] <= matrix.shape[1] else x.T
 
 

@@ -1,5 +1,7 @@
-// What Python calls; see weft/models/compiled.py.
+// What Python calls; see weft/models/compiled.py and weft/kernels/products.py.
 
+#include "losses.h"
+#include "matrices.h"
 #include "search.h"
 
 using namespace weft;
@@ -43,6 +45,26 @@ void weft_pack(const char* weight, char* packed, int64_t out, int64_t in, int32_
 void weft_linear(const float* x, int32_t rows, const Matrix* w, float* y, int32_t threads) {
   share(rows, threads, FEW, 4096, [&](int begin, int end) {
     multiply(x + int64_t(begin) * w->in, end - begin, *w, y + int64_t(begin) * w->out, w->out);
+  });
+}
+
+void weft_product(const Plain* a, const Plain* b, float* c, int64_t stride, int64_t rows, int64_t columns,
+                  int64_t depth, const float* bias, int32_t add, int32_t threads) {
+  multiply(*a, *b, c, stride, rows, columns, depth, bias, add, threads);
+}
+
+void weft_cross_entropy(float* z, int32_t rows, int64_t n, const int64_t* targets, float smoothing, int32_t train,
+                        Cost* costs, int32_t threads) {
+  share(rows, threads, FEW, rows + 1, [&](int begin, int end) {
+    cross_entropy(z + begin * n, end - begin, n, targets + begin, smoothing, train, costs + begin);
+  });
+}
+
+void weft_rdrop(float* z, float* y, int32_t rows, int64_t n, const int64_t* targets, float smoothing, float apart,
+                int32_t train, Cost* costs, float* divergences, int32_t threads) {
+  share(rows, threads, FEW, rows + 1, [&](int begin, int end) {
+    rdrop(z + begin * n, y + begin * n, end - begin, n, targets + begin, smoothing, apart, train, costs + begin,
+          divergences + begin);
   });
 }
 

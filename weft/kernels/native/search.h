@@ -10,8 +10,8 @@
 #include <memory>
 #include <mutex>
 #include <new>
-#include <thread>
 
+#include "threads.h"
 #include "transformer.h"
 
 namespace weft {
@@ -40,14 +40,6 @@ struct Found {
   int32_t* length;  // −1 where there is none; tokens without the end
   int32_t* finished;
 };
-
-template <class F>
-void at_once(int workers, F work) {
-  std::vector<std::thread> others;
-  for (int worker = 1; worker < workers; worker++) others.emplace_back(work, worker);
-  work(0);
-  for (std::thread& other : others) other.join();
-}
 
 // A hypothesis: its tokens, log p of each, and the slots of what the decoder has read on the way.
 struct Hypothesis {

@@ -1,8 +1,12 @@
-"""The structures of products.h, transformer.h and search.h, as ctypes has them: name for name, in the same order."""
+"""The structures of the headers beside this file, as ctypes has them: name for name, in the same order."""
 
 from __future__ import annotations
 
 import ctypes
+
+
+class Plain(ctypes.Structure):
+    _fields_ = [("at", ctypes.c_void_p), ("row", ctypes.c_int64), ("column", ctypes.c_int64)]
 
 
 class Matrix(ctypes.Structure):
