@@ -14,6 +14,7 @@ from torch import Tensor
 from tests.kernels.test_steady import threads
 from weft.kernels import cross_entropy, linear, machine, native, products
 from weft.kernels.cross_entropy import linear_cross_entropy, linear_rdrop
+from weft.training.optim import orthogonal
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason=f"no compiled library: {native.why_not()}")
 
@@ -37,21 +38,22 @@ LAYOUTS = st.sampled_from(["rows", "columns", "part", "repeated"])
 
 
 @given(
-    st.integers(0, 40), st.integers(0, 50), st.integers(0, 30), LAYOUTS, LAYOUTS, st.booleans(), st.integers(1, 3),
-    st.integers(0, 2**32),
+    st.integers(0, 40), st.integers(0, 50), st.integers(0, 30), LAYOUTS, LAYOUTS, LAYOUTS, st.booleans(),
+    st.integers(1, 3), st.integers(0, 2**32),
 )  # fmt: skip
 def test_products_are_torchs(
-    rows: int, columns: int, depth: int, first: str, second: str, bias: bool, count: int, seed: int
+    rows: int, columns: int, depth: int, first: str, second: str, third: str, bias: bool, count: int, seed: int
 ) -> None:
     torch.manual_seed(seed)
     a, b = laid_out(rows, depth, first), laid_out(depth, columns, second)
     added = torch.randn(columns) if bias else None
-    total = torch.randn(rows, columns)
+    total = laid_out(rows, columns, third if third != "repeated" else "rows")
     with threads(count):
         found, more = products.product(a, b, added), products.add_product(total.clone(), a, b)
     wanted = a.double() @ b.double()
     torch.testing.assert_close(found.double(), wanted + (0.0 if added is None else added), atol=1e-4, rtol=1e-5)
     torch.testing.assert_close(more.double(), wanted + total, atol=1e-4, rtol=1e-5)
+    assert more.stride() == total.clone().stride()
 
 
 @pytest.mark.parametrize("depth", [1, 255, 256, 257, 600])
@@ -98,6 +100,14 @@ def test_a_large_linear_layer_has_torchs_output_and_gradients(bias: bool) -> Non
         torch.autograd.grad(y, inputs, way), torch.autograd.grad(wanted, inputs, way.double()), strict=True
     ):
         torch.testing.assert_close(mine, other, atol=2e-3, rtol=1e-4)
+
+
+@pytest.mark.parametrize("shape", [(64, 160), (160, 64), (96, 96)])
+def test_muon_orthogonalises_as_with_torchs_products(shape: tuple[int, int]) -> None:
+    matrix = torch.randn(shape)
+    found = orthogonal(matrix)
+    with products.compiled(False):
+        torch.testing.assert_close(found, orthogonal(matrix), atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("vocab_size", [5, 16, 1003])

@@ -56,7 +56,9 @@ def product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
 
 def add_product(total: Tensor, a: Tensor, b: Tensor) -> Tensor:
     """total [M, N] += a [M, K] · b [K, N]."""
-    return _multiplied(a, b, None, total, add=True) if is_compiled(total, a, b) else total.addmm_(a, b)
+    if not is_compiled(total, a, b) or total.stride(1) != 1:
+        return total.addmm_(a, b)
+    return _multiplied(a, b, None, total, add=True)
 
 
 def cross_entropy(logits: Tensor, targets: Tensor, smoothing: float, train: bool) -> Tensor:
@@ -90,8 +92,8 @@ def _multiplied(a: Tensor, b: Tensor, bias: Tensor | None, into: Tensor, add: bo
     assert _on is not None
     if a.shape[1] != b.shape[0]:
         raise ValueError(f"{list(a.shape)} and {list(b.shape)} do not fit: expected [M, K] and [K, N]")
-    a, b = _stepped(a), _stepped(b)
-    at = None if bias is None else bias.contiguous().data_ptr()
+    a, b, bias = _stepped(a), _stepped(b), None if bias is None else bias.contiguous()
+    at = None if bias is None else bias.data_ptr()
     if into.numel():
         _on.weft_product(
             Plain(a.data_ptr(), *a.stride()), Plain(b.data_ptr(), *b.stride()), into.data_ptr(), into.stride(0),

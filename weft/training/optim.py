@@ -185,7 +185,7 @@ def orthogonal(matrix: Tensor) -> Tensor:
     instructions multiplies several times more slowly.
     """
     a, b, c = _QUINTIC
-    x = matrix if matrix.shape[0] <= matrix.shape[1] else matrix.T  # the smaller of the two products
+    x = matrix if matrix.shape[0] <= matrix.shape[1] else matrix.T.contiguous()  # the smaller of the two products
     x = x / x.norm().clamp(min=1e-7)  # now no singular value is over 1
     for _ in range(_ROUNDS):
         gram = product(x, x.T)
