@@ -127,6 +127,8 @@ def pick(q: Tensor, k: Tensor, v: Tensor, mask: Mask | None, bias: Tensor | None
     if q.device.type != "cpu":
         return "sdpa"
     n, m = q.shape[2], k.shape[2]
+    if n == 1:  # a step, which may come with a mask or without: its bits shall not depend on that
+        return "tiled"
     easy = mask is None or mask.open or _only_causal(mask, n, m)
     if not easy or bias is not None or dropout > 0.0 or q.shape[-1] != v.shape[-1]:
         return "tiled"
@@ -140,9 +142,9 @@ def check(q: Tensor, k: Tensor, v: Tensor, mask: Mask | None, bias: Tensor | Non
             f"q, k and v must be [batch, heads, length, dim], not {list(q.shape)}, {list(k.shape)}, {list(v.shape)}"
         )
     (b, h, n, d), (_, g, m, _) = q.shape, k.shape
-    if list(k.shape) != [b, g, m, d]:
+    if k.shape != (b, g, m, d):
         raise ValueError(f"k {list(k.shape)} does not fit q {list(q.shape)}: expected [{b}, heads, length, {d}]")
-    if list(v.shape[:3]) != [b, g, m]:
+    if v.shape[:3] != (b, g, m):
         raise ValueError(f"v {list(v.shape)} does not fit k {list(k.shape)}: expected [{b}, {g}, {m}, dim]")
     if g == 0 or h % g:
         raise ValueError(f"{h} query heads cannot share {g} key heads evenly")
@@ -194,7 +196,10 @@ def tiled(
     if mask is not None and _only_causal(mask, q.shape[2], k.shape[2]):
         mask = _CAUSAL  # the one that remembers
     key = draw_key() if dropout else 0
-    plan = _Plan(mask or _EVERYTHING, _scale(q, scale), dropout, key, torch.is_grad_enabled(), is_steady())
+    grad = torch.is_grad_enabled()
+    plan = _Plan(mask or _EVERYTHING, _scale(q, scale), dropout, key, grad, is_steady())
+    if not grad:
+        return _forward(q, k, v, bias, plan)[0]
     out: Tensor = _Tiled.apply(q, k, v, bias, plan)  # type: ignore[no-untyped-call]
     return out
 
@@ -287,7 +292,7 @@ def _tiles(q: Tensor, k: Tensor, mask: Mask, blocks: bool) -> list[_Tile]:
     whole = rows == b and step == n
 
     def seen(queries: slice) -> slice:
-        return slice(0, m) if blocks else mask.span(queries, m)
+        return slice(0, m) if blocks or mask.open else mask.span(queries, m)
 
     return [
         _Tile(slice(row, min(row + rows, b)), queries, seen(queries), h, groups, m, whole)
@@ -352,25 +357,33 @@ def _ends(part: slice) -> tuple[int, int]:
     return part.start, part.stop
 
 
+def _forward(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, plan: _Plan
+) -> tuple[Tensor, list[_Tile], list[Tensor]]:
+    """The output, the tiles it was made in, and their weights if they are to be kept for the backward pass."""
+    wide_q, wide_k, wide_v = _wide(q), _wide(k), _wide(v)
+    tiles = _tiles(q, k, plan.mask, plan.blocks)
+    shape = (*q.shape[:3], v.shape[3])
+    out = None if tiles else wide_q.new_zeros(shape)
+    keep, kept = plan.train and _few(q, k), []
+    for number, tile in enumerate(tiles):
+        weights = _tile_weights(tile, wide_q, wide_k, bias, plan)
+        if keep:
+            kept.append(weights)
+        if plan.dropout:
+            weights = plan.drop(weights, number)
+        out = tile.write_queries(out, _mix(weights, tile.keys_of(wide_v), plan), shape)
+    assert out is not None
+    return out if out.dtype == q.dtype else out.to(q.dtype), tiles, kept
+
+
 class _Tiled(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, plan: _Plan) -> Tensor:
-        wide_q, wide_k, wide_v = (_wide(x) for x in (q, k, v))
-        tiles = _tiles(q, k, plan.mask, plan.blocks)
-        shape = (*q.shape[:3], v.shape[3])
-        out = None if tiles else wide_q.new_zeros(shape)
-        keep, kept = plan.train and _few(q, k), []
-        for number, tile in enumerate(tiles):
-            weights = _tile_weights(tile, wide_q, wide_k, bias, plan)
-            if keep:
-                kept.append(weights)
-            if plan.dropout:
-                weights = plan.drop(weights, number)
-            out = tile.write_queries(out, _mix(weights, tile.keys_of(wide_v), plan), shape)
-        assert out is not None
+        out, tiles, kept = _forward(q, k, v, bias, plan)
         ctx.save_for_backward(q, k, v, bias, *kept)
         ctx.plan, ctx.tiles = plan, tiles
-        return out.to(q.dtype)
+        return out
 
     @staticmethod
     @once_differentiable

@@ -39,7 +39,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, scale: Tensor 
     if x.shape[-1] != weight.shape[-1]:
         raise ValueError(f"the layer takes vectors of {weight.shape[-1]}, not {x.shape[-1]} (x is {list(x.shape)})")
     if x.dtype == weight.dtype:
-        bias = None if bias is None else bias.to(x.dtype)
+        if bias is not None and bias.dtype != x.dtype:
+            bias = bias.to(x.dtype)
         if is_steady():
             return by_rows(x, weight, bias)
         if not is_compiled(x, weight) or is_plain() or x.numel() * len(weight) < _WORTH:

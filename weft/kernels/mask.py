@@ -72,7 +72,7 @@ class Mask:
         if len(set(rows.values())) > 1:
             raise ValueError(f"the fields must have one count of rows, not {rows}")
 
-    @property
+    @cached_property
     def open(self) -> bool:
         """Whether every query may attend to every key."""
         given = (getattr(self, f.name) for f in fields(self) if f.name != "offset")

@@ -106,7 +106,10 @@ def see(module: nn.Module, kind: str, make: Make, more: Mapping[str, Make] | Non
     """
     if torch.compiler.is_compiling():  # while somebody listens nothing is compiled, see record
         return
-    listeners = [each for each in _listeners.get() if module in each.names and kind in each.kinds]
+    present = _listeners.get()
+    if not present:
+        return
+    listeners = [each for each in present if module in each.names and kind in each.kinds]
     if not listeners:
         return
     with torch.no_grad():
