@@ -144,19 +144,23 @@ def test_no_position_sees_the_future_and_all_see_the_past_and_the_source(config:
 
 
 @every_option
+@pytest.mark.parametrize("joins", [True, False])
 @torch.no_grad()
-def test_states_after_any_selection_cut_and_join(config: Config) -> None:
-    """A walk: whatever was done to a state, each row goes on as if it had been alone and untouched."""
+def test_states_after_any_selection_cut_and_join(config: Config, joins: bool) -> None:
+    """A walk: whatever was done to a state, each row goes on as if it had been alone and untouched.
+
+    Without joins all rows are of one source.
+    """
     model, rng = make(config), random.Random(0)
 
     def begin(source: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Of each row the source, and what it has consumed."""
         return [(row[row != PAD][None], torch.zeros(1, 0, dtype=torch.int64)) for row in source]
 
-    source = sources(5, 3)
+    source = sources(5, 3) if joins else sources(5)
     state, rows = model.start(source), begin(source)
     for _ in range(14):
-        match rng.choice(["step", "step", "select", "truncate", "cat"]):
+        match rng.choice(["step", "step", "select", "truncate", "cat" if joins else "select"]):
             case "step" if rows:
                 tokens = words(len(rows), rng.choice([1, 1, 3]))
                 hidden, state = model.step(tokens, state)
@@ -174,6 +178,20 @@ def test_states_after_any_selection_cut_and_join(config: Config) -> None:
                 source = sources(*rng.sample(range(1, 9), 2))
                 state, rows = DecoderState.cat([model.start(source), state]), begin(source) + rows
         assert state.lengths.tolist() == [t.shape[1] for _, t in rows]
+
+
+@every_family
+@torch.no_grad()
+def test_rows_of_one_source_share_what_was_made_of_it(config: Config) -> None:
+    model = make(config)
+    state = model.start(sources(6)).select(torch.tensor([0, 0, 0]))
+    first = [part.data_ptr() for part in state.source]
+    assert all(part.stride(0) == 0 for part in state.source)
+    for rows in ([2, 0, 1], [1, 0], [0, 1, 1, 0]):
+        state = state.select(torch.tensor(rows))
+        assert [part.data_ptr() for part in state.source] == first
+        assert state.source_lengths.tolist() == [6] * len(rows)
+    assert not DecoderState.cat([state, state]).alone
 
 
 @every_family

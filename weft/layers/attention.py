@@ -125,9 +125,10 @@ class MultiHeadAttention(nn.Module):
             k, v = memory
         else:
             k, v = self.keys_values(x if memory is None else memory)
-        positions = torch.arange(x.shape[1], device=x.device)
-        if rotary is not None:
-            q, k = rotary(q, positions), rotary(k, positions)
+        positions = None
+        if rotary is not None or self.relative is not None:
+            positions = torch.arange(x.shape[1], device=x.device)
+            q, k = (q, k) if rotary is None else (rotary(q, positions), rotary(k, positions))
         return self._attend(q, k, v, mask, bias, positions, _real_keys(mask))
 
     def step(
@@ -155,16 +156,17 @@ class MultiHeadAttention(nn.Module):
             raise ValueError("a step sees nothing after its own positions: a prefix must be run as a whole")
         q = self._queries(x)
         k, v = self.keys_values(x)
-        positions = cache.lengths[:, None] + torch.arange(x.shape[1], device=x.device)  # [B, T]
-        if rotary is not None:
-            q, k = rotary(q, positions), rotary(k, positions)
-        visible = Mask(causal=True, offset=cache.lengths)  # nor does it show what lies behind a shorter row's end
-        if mask is not None:
-            visible = visible & mask.at(cache.lengths)
-        cache = cache.append(k, v)
-        if cache.width > cache.longest:
-            visible, bias = _widened(visible, bias, cache.longest, cache.width)
-        return self._attend(q, cache.keys, cache.values, visible, bias, positions, cache.longest), cache
+        positions = None
+        if rotary is not None or self.relative is not None:
+            positions = cache.lengths[:, None] + torch.arange(x.shape[1], device=x.device)  # [B, T]
+            q, k = (q, k) if rotary is None else (rotary(q, positions), rotary(k, positions))
+        before, cache = cache, cache.append(k, v)
+        visible = None  # one token sees all there is; what hides nothing is left out, unless somebody is to be shown it
+        if mask is not None or x.shape[1] > 1 or cache.hides or observe.listening():
+            visible = before.size.causal if mask is None else before.size.causal & mask.at(before.lengths)
+            if cache.width > cache.longest:
+                visible, bias = _widened(visible, bias, cache.longest, cache.width)
+        return self._attend(q, *cache.entries, visible, bias, positions, cache.longest), cache
 
     def _queries(self, x: Tensor) -> Tensor:
         queries: Tensor = self.query_norm(self._heads(self.query(x), self.num_heads))
@@ -180,15 +182,15 @@ class MultiHeadAttention(nn.Module):
         v: Tensor,
         mask: Mask | None,
         bias: Tensor | None,
-        positions: Tensor,
+        positions: Tensor | None,
         real: int | None = None,
     ) -> Tensor:
-        """Attend and map back; positions [N] or [B, N] are the queries', the keys stand at 0 … M − 1.
+        """Attend and map back; positions [N] or [B, N] are the queries', for relative ones; keys stand at 0 … M − 1.
 
         Observers see the first ``real`` keys, or all, and at the output layer what each head adds.
         """
         p = self.dropout if self.training else 0.0
-        if self.relative is not None:
+        if self.relative is not None and positions is not None:
             key_positions = torch.arange(k.shape[2], device=k.device)
             distance = self.relative(q, positions, key_positions) * self.head_dim**-0.5
             bias = distance if bias is None else distance + bias
@@ -198,7 +200,7 @@ class MultiHeadAttention(nn.Module):
             lambda: {"weights": attention_weights(q, k, mask, bias)[..., :real]},
             {"vectors": lambda: vectors(q, k, v, mask, bias, real=real)},
         )
-        if self.relative is not None and self.relative.value_vectors is not None:
+        if self.relative is not None and positions is not None and self.relative.value_vectors is not None:
             weights = dropout(attention_weights(q, k, mask, bias), p)  # the values' vectors need them all
             wide = [part.to(weights.dtype) for part in (q, k, v)]
             if is_steady() and p == 0.0:

@@ -25,7 +25,7 @@ from weft.layers.linear import Linear
 from weft.layers.positions import Learned, Positioned, positions
 from weft.layers.scores import DotScore, ScoreAttention
 from weft.models.encoder_decoder import EncoderDecoder, read_source
-from weft.models.state import DecoderState, kept, last_entries, new_cache
+from weft.models.state import DecoderState, kept, last_entries, new_caches
 
 _HALF = 0.5**0.5  # times a sum of two keeps the variance
 _STD = 0.1  # of embeddings
@@ -132,7 +132,7 @@ class Convolutional(EncoderDecoder):
         """
         z, values, lengths, _ = self.encode(inputs)
         like = z.new_zeros(len(z), len(self.decoder), 0, self.decoder_input.out_features)
-        return DecoderState.of((kept(z), kept(values)), lengths, (new_cache(like, like[..., :0]),))
+        return DecoderState.of((kept(z), kept(values)), lengths, new_caches((like, like[..., :0])))
 
     def step(self, tokens: Tensor, state: DecoderState) -> tuple[Tensor, DecoderState]:
         """Consume tokens [B, T], T ≥ 1: hidden [B, T, embed_dim] and the state after them."""

@@ -40,7 +40,7 @@ from weft.layers.cache import KVCache
 from weft.layers.positions import Learned, check_positions, positions
 from weft.layers.relative import ALiBi, Rotary, slowed, slowed_where_low
 from weft.models.contract import Loss
-from weft.models.state import DecoderState, new_cache
+from weft.models.state import DecoderState, new_caches
 
 _CAUSAL = Mask(causal=True)
 _IGNORED = -100  # the target of a position that predicts nothing
@@ -159,7 +159,7 @@ class GPT(nn.Module):
             ValueError: if a prompt has no token, is too long, or has padding before its end.
         """
         lengths = self._lengths(inputs)
-        state = DecoderState.of((), lengths, tuple(self._new_cache(len(inputs)) for _ in self.blocks))
+        state = DecoderState.of((), lengths, self._new_caches(len(inputs)))
         ahead = int(lengths.max()) - 1 if len(lengths) else 0
         if ahead:  # what a shorter prompt has behind its end is cut off again
             _, state = self.step(inputs[:, :ahead].clamp(min=0), state)
@@ -175,11 +175,10 @@ class GPT(nn.Module):
 
     def step(self, tokens: Tensor, state: DecoderState) -> tuple[Tensor, DecoderState]:
         """Consume tokens [B, T], T ≥ 1: hidden [B, T, D] and the state after them."""
-        lengths, longest = state.lengths, state.caches[0].longest
-        alike = bool((lengths == longest).all())  # positions are then made once and not for every row
-        places = positions(tokens.shape[1], longest if alike else lengths, tokens.device)
+        size = state.size  # where all rows are alike, positions are made once and not for every row
+        places = positions(tokens.shape[1], size.longest if size.alike else size.tensor, tokens.device)
         x = self._embed(tokens, places)
-        keys = positions(longest + tokens.shape[1], device=tokens.device)
+        keys = positions(size.longest + tokens.shape[1], device=tokens.device)
         bias, rotary = self._between(places, keys, x.dtype)
         caches = []
         for block, cache in zip(self._blocks, state.caches, strict=True):
@@ -241,11 +240,11 @@ class GPT(nn.Module):
             )
         return lengths
 
-    def _new_cache(self, rows: int) -> KVCache:
+    def _new_caches(self, rows: int) -> tuple[KVCache, ...]:
         attention = self._blocks[0].attention
         dtype = self.embedding.dtype if self.precision == torch.float32 else self.precision
         nothing = self.embedding.new_zeros(rows, attention.num_kv_heads, 0, attention.head_dim, dtype=dtype)
-        return new_cache(nothing, nothing)
+        return new_caches(*[(nothing, nothing)] * len(self.blocks))
 
     def _initialise(self) -> None:
         for name, parameter in self.named_parameters():

@@ -34,7 +34,7 @@ from weft.layers.linear import Linear
 from weft.layers.recurrent import Bridge, RecurrentDecoder, RecurrentEncoder
 from weft.layers.scores import SCORES, ScoreAttention
 from weft.models.encoder_decoder import EncoderDecoder, read_source
-from weft.models.state import DecoderState, last_entries, new_cache
+from weft.models.state import DecoderState, last_entries, new_caches
 
 
 class Recurrent(EncoderDecoder):
@@ -102,7 +102,7 @@ class Recurrent(EncoderDecoder):
         source = [hidden, cell]
         if self.decoder.attention is not None:
             source += [memory, self.decoder.attention.score.project(memory)]
-        return DecoderState.of(tuple(source), lengths, (new_cache(hidden[:, :, None], cell[:, :, None]),))
+        return DecoderState.of(tuple(source), lengths, new_caches((hidden[:, :, None], cell[:, :, None])))
 
     def step(self, tokens: Tensor, state: DecoderState) -> tuple[Tensor, DecoderState]:
         """Consume tokens [B, T], T ≥ 1: hidden [B, T, embed_dim] and the state after them."""

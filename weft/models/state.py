@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -12,6 +12,7 @@ from torch import Tensor
 from weft.kernels.mask import Mask
 from weft.kernels.steady import is_steady, padded
 from weft.layers.cache import KVCache
+from weft.layers.lengths import Lengths
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,31 +24,44 @@ class DecoderState:
         source_lengths: [B] how many of the M source positions are real.
         caches: an entry for each target token in each of them, so that any earlier length can be gone back to.
         mask: of the source's padding; kept, since a mask remembers what kernels made of it.
+        alone: whether all rows go on from one source, as the beam of a single sentence does. What was made of it is
+            then there once, and the mask serves any number of rows.
     """
 
     source: tuple[Tensor, ...]
     source_lengths: Tensor
     caches: tuple[KVCache, ...]
     mask: Mask
+    alone: bool = False
 
     @classmethod
     def of(cls, source: tuple[Tensor, ...], source_lengths: Tensor, caches: tuple[KVCache, ...]) -> DecoderState:
         """The state with the mask that these lengths make."""
-        return cls(source, source_lengths, caches, Mask(lengths=source_lengths))
+        return cls(source, source_lengths, caches, Mask(lengths=source_lengths), len(source_lengths) == 1)
+
+    @property
+    def size(self) -> Lengths:
+        """How many tokens each row has consumed."""
+        return self.caches[0].size
 
     @property
     def lengths(self) -> Tensor:
-        """[B] how many tokens each row has consumed."""
-        return self.caches[0].lengths
+        """[B] the same as a tensor."""
+        return self.size.tensor
 
     def with_caches(self, caches: Sequence[KVCache]) -> DecoderState:
         """The same source, another target."""
-        return replace(self, caches=tuple(caches))
+        return DecoderState(self.source, self.source_lengths, tuple(caches), self.mask, self.alone)
 
     def select(self, rows: Tensor) -> DecoderState:
         """The rows with these numbers [R], in this order; a row may be taken twice."""
-        source = tuple(part.index_select(0, rows) for part in self.source)
-        return self.of(source, self.source_lengths[rows], tuple(cache.select(rows) for cache in self.caches))
+        caches, parts = tuple(cache.select(rows) for cache in self.caches), (self.source_lengths, *self.source)
+        if not self.alone:
+            lengths, *source = (part.index_select(0, rows) for part in parts)
+            return self.of(tuple(source), lengths, caches)
+        if len(rows) != self.size.rows:
+            parts = tuple(part[:1].expand(len(rows), *part.shape[1:]) for part in parts)
+        return DecoderState(parts[1:], parts[0], caches, self.mask, alone=True)
 
     def truncate(self, lengths: Tensor) -> DecoderState:
         """Each row cut back to its first ``lengths[b]`` tokens.
@@ -86,12 +100,15 @@ def kept(memory: Tensor) -> Tensor:
     return padded(memory, -2) if is_steady() else memory
 
 
-def new_cache(keys: Tensor, values: Tensor) -> KVCache:
-    """A cache for entries like these [B, G, ·, D], with nothing in it.
+def new_caches(*like: tuple[Tensor, Tensor]) -> tuple[KVCache, ...]:
+    """A cache for keys and values like each of these [B, G, ·, D], with nothing in it.
 
-    It knows their shape, so that a state that has not begun can be joined to one that has.
+    They know the shapes, so that a state that has not begun can be joined to one that has; and they grow alike, so
+    that what one remembers of its lengths serves the others.
     """
-    return KVCache.empty(len(keys), keys.device).append(keys[:, :, :0], values[:, :, :0])
+    keys, _ = like[0]
+    nothing = KVCache.empty(len(keys), keys.device)
+    return tuple(nothing.append(keys[:, :, :0], values[:, :, :0]) for keys, values in like)
 
 
 def last_entries(cache: KVCache, n: int) -> tuple[Tensor, Tensor]:

@@ -33,7 +33,7 @@ from weft.layers.blocks import BlockConfig, DecoderBlock, EncoderBlock
 from weft.layers.positions import ABSOLUTE, Absolute, Learned, Sinusoidal, positions
 from weft.layers.relative import ALiBi, Rotary, T5Bias, distances
 from weft.models.encoder_decoder import EncoderDecoder, read_source
-from weft.models.state import DecoderState, kept, new_cache
+from weft.models.state import DecoderState, kept, new_caches
 
 SHAW_DISTANCE = 16  # as in Shaw et al.
 
@@ -189,13 +189,14 @@ class Transformer(EncoderDecoder):
         memory, lengths, _ = self.encode(inputs)
         pairs = [block.cross_attention.keys_values(memory) for block in self._decoder_blocks]
         source = tuple(kept(part) for pair in pairs for part in pair)
-        return DecoderState.of(source, lengths, tuple(new_cache(*pair) for pair in pairs))
+        return DecoderState.of(source, lengths, new_caches(*pairs))
 
     def step(self, tokens: Tensor, state: DecoderState) -> tuple[Tensor, DecoderState]:
         """Consume tokens [B, T], T ≥ 1: hidden [B, T, D] and the state after them."""
-        places = positions(tokens.shape[1], _common(state.lengths), tokens.device)
+        size = state.size  # where all rows are alike, positions are made once and not for every row
+        places = positions(tokens.shape[1], size.longest if size.alike else size.tensor, tokens.device)
         x = self._place(tokens, places, state.source_lengths, target=True)
-        num_keys = state.caches[0].longest + tokens.shape[1]
+        num_keys = size.longest + tokens.shape[1]
         bias, rotary = self.target_positions.between(places, num_keys, x.dtype)
         caches = []
         pairs = zip(state.source[::2], state.source[1::2], strict=True)
@@ -213,10 +214,3 @@ class Transformer(EncoderDecoder):
     @property
     def _decoder_blocks(self) -> list[DecoderBlock]:
         return [block for block in self.decoder if isinstance(block, DecoderBlock)]
-
-
-def _common(lengths: Tensor) -> int | Tensor:
-    """One number if all lengths [B] are equal: positions are then made once and not for every row."""
-    if len(lengths) and bool((lengths == lengths[0]).all()):
-        return int(lengths[0])
-    return lengths
