@@ -37,6 +37,16 @@ def test_top_of_many_equals_is_the_first_of_them() -> None:
     assert places.tolist() == [[0, 1, 2], [1000, 1007, 1014]]
 
 
+@pytest.mark.parametrize("count", [3, 128, 129, 5000])
+@pytest.mark.parametrize("k", [1, 2, 5])
+def test_top_is_the_same_of_few_and_of_many(count: int, k: int) -> None:
+    scores = torch.randint(0, 9, (4, count)).float()
+    values, places = top(scores, k)
+    for row, value, place in zip(scores.tolist(), values.tolist(), places.tolist(), strict=True):
+        assert place == sorted(range(count), key=lambda i: (-row[i], i))[:k]
+        assert value == [row[i] for i in place]
+
+
 def test_searching_leaves_every_part_in_the_mode_it_was_in() -> None:
     model = torch.nn.Sequential(torch.nn.Dropout(), torch.nn.Sequential(torch.nn.Dropout(), torch.nn.Dropout()))
     model[1][0].eval()

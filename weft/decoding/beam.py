@@ -127,32 +127,40 @@ class _Beams:
         Returns:
             The rows [R'] that the new rows continue.
         """
-        width, length = self.options.beam, self.tokens.shape[1]
-        row = self.owner.new_zeros(len(self.numbers), width)
-        row[self.owner, self.slot] = torch.arange(len(self.owner), device=row.device)
-        total = self.total.new_full((*row.shape, gain.shape[1]), _NEVER)  # [S, K, W]
-        total[self.owner, self.slot] = self.total[:, None] + gain
-        total, place = top(total.flatten(1), 2 * width)  # [S, C]
-        parent = row.gather(1, place // gain.shape[1])
-        token, gain = (part[parent, place % gain.shape[1]] for part in (token, gain))
+        width, length, count = self.options.beam, self.tokens.shape[1], len(self.numbers)
+        order = torch.arange(len(self.owner), device=gain.device)
+        total = self.total[:, None] + gain  # [R, W]
+        if len(order) == count * width:
+            row = order.view(count, width)
+        else:  # of some sources fewer are live: [S, K], [S, K, W]
+            row = order.new_zeros(count, width).index_put_((self.owner, self.slot), order)
+            none = total.new_full((*row.shape, gain.shape[1]), _NEVER)
+            total = none.index_put_((self.owner, self.slot), total)
+        total, place = top(total.view(count, -1), 2 * width)  # [S, C]
+        parent, place = row.gather(1, place // gain.shape[1]), place % gain.shape[1]
+        token, gain = token[parent, place], gain[parent, place]
 
-        ends = is_one_of(token, self.ends) & (total > _NEVER)
-        goes = ~ends & (total > _NEVER)
+        possible, is_end = total > _NEVER, is_one_of(token, self.ends)
+        goes, ends = possible & ~is_end, possible & is_end
         ends[:, width:] = False
         slot = goes.cumsum(1) - 1
         goes &= slot < width
 
         covered = self.coverage if weights is None else self.coverage + weights
-        score = self.options.rank(total, length + 1) + self._penalty(covered)[parent]
-        for s, c in ends.nonzero().tolist():
-            self._keep(s, int(parent[s, c]), float(score[s, c]), float(total[s, c]), float(gain[s, c]))
-        self.completed = self.completed + ends.sum(1)
-        stuck = (length == self.limits) | ~goes.any(1)
+        ending = ends.nonzero().tolist()
+        if ending:
+            score = self.options.rank(total, length + 1)
+            if self.options.coverage_penalty:
+                score = score + self._penalty(covered)[parent]
+            for s, c in ending:
+                self._keep(s, int(parent[s, c]), float(score[s, c]), float(total[s, c]), float(gain[s, c]))
+            self.completed = self.completed + ends.sum(1)
+        stuck = (self.limits == length) | ~goes.any(1)
         for s in stuck.nonzero()[:, 0].tolist():
             self._cut_off(s)
-        done = stuck | self._enough(total.masked_fill(~goes, _NEVER).amax(1), length + 1)
+        left = ~(stuck | self._enough(total.masked_fill(~goes, _NEVER).amax(1), length + 1))
 
-        going = goes & ~done[:, None]
+        going = goes & left[:, None]
         if self.path.wants("search"):
             s, c = (going | ends).nonzero(as_tuple=True)
             row = torch.where(going[s, c], going.flatten().cumsum(0).view_as(going)[s, c] - 1, -1)
@@ -160,20 +168,19 @@ class _Beams:
             self.path.grew(source=self.numbers[s], row=row, **{name: part[s, c] for name, part in parts.items()})
         s, c = going.nonzero(as_tuple=True)
         parents = parent[s, c]
-        self.owner, self.slot = ((~done).cumsum(0) - 1)[s], slot[s, c]
-        self.last = token[s, c]
+        self.owner, self.slot, self.last, self.total = s, slot[s, c], token[s, c], total[s, c]
         self.tokens = torch.cat([self.tokens[parents], self.last[:, None]], 1)
         self.gained = torch.cat([self.gained[parents], gain[s, c, None]], 1)
-        self.total, self.coverage = total[s, c], covered[parents]
-        left = ~done
-        self.numbers, self.limits, self.completed = self.numbers[left], self.limits[left], self.completed[left]
-        self.words = self.words[left]
+        if self.options.coverage_penalty:
+            self.coverage = covered[parents]
+        if not bool(left.all()):
+            self.owner = (left.cumsum(0) - 1)[s]
+            self.numbers, self.limits, self.completed = self.numbers[left], self.limits[left], self.completed[left]
+            self.words = self.words[left]
         return parents
 
     def _penalty(self, coverage: Tensor) -> Tensor:
         """β Σ_j log min(coverage_j, 1) [R] over the words of each row's source; at least a little is always covered."""
-        if not self.options.coverage_penalty:
-            return self.total.new_zeros(len(coverage))
         logs = coverage.double().clamp(1e-10, 1.0).log()
         logs = logs.masked_fill(~self.words[self.owner], 0.0)
         # One after the other: how torch groups the terms of a sum depends on N, which the longest source decides.
@@ -182,10 +189,13 @@ class _Beams:
     def _enough(self, log_prob: Tensor, length: int) -> Tensor:
         """[S] whether nothing more is wanted of a source whose best live hypothesis has ``log_prob`` [S]."""
         wanted = self.options.n_best
+        enough = self.completed >= max(wanted, self.options.beam * self.options.patience)
         lists = [self.kept[number] for number in self.numbers.tolist()]
+        if not any(len(kept) == wanted for kept in lists):
+            return enough
         worst = [kept[-1].score if len(kept) == wanted else _NEVER for kept in lists]
         settled = best_possible(log_prob, length, self.limits, self.options) <= log_prob.new_tensor(worst)
-        return settled | (self.completed >= max(wanted, self.options.beam * self.options.patience))
+        return enough | settled
 
     def _keep(self, s: int, row: int, score: float, log_prob: float, gain: float) -> None:
         """Row ``row`` with EOS, whose log-probability is ``gain``, is finished."""
@@ -201,7 +211,9 @@ class _Beams:
         """The live hypotheses of a source that cannot go on fill its list, as far as there is room."""
         kept = self.kept[int(self.numbers[s])]
         rows = (self.owner == s).nonzero()[:, 0]
-        score = self.options.rank(self.total, max(self.tokens.shape[1], 1)) + self._penalty(self.coverage)
+        score = self.options.rank(self.total, max(self.tokens.shape[1], 1))
+        if self.options.coverage_penalty:
+            score = score + self._penalty(self.coverage)
         finished = {hypothesis.tokens for hypothesis in kept}
         cut = []
         for row in rows.tolist():

@@ -95,20 +95,22 @@ def follow(
     rows = torch.arange(len(source) * copies, device=source.device)  # the paths that go on
     tokens, gained = source.new_zeros(len(rows), 0), source.new_zeros(len(rows), 0, dtype=torch.float32)
     first = model.first(source)
-    last = first[rows // copies]
+    sources = rows // copies
+    last, limits = first[sources], rules.limits[sources]
+    nearest = int(limits.min())
     path = observe.path(model)
     with searching(model, options.exact) as runner:
         state = begin(runner, source)
-        path.begun(rows // copies, state.lengths, getattr(state, "begins", None))
+        path.begun(sources, state.lengths, getattr(state, "begins", None))
         order = torch.arange(source.shape[1], device=source.device)
         read = source.where(order < state.lengths[:, None], first[:, None])  # [B, N]
-        state = choose(state, rows // copies)
+        state = choose(state, sources)
         while len(rows):
-            sources = rows // copies
             hidden, state = runner.step(last[:, None], state)
             if pick is None:
                 gain, best = rules.candidates(runner, hidden[:, -1], tokens, sources, 1, path)
-                last, left = best[:, 0], gain[:, 0] > float("-inf")
+                last = best[:, 0]
+                left = possible = gain[:, 0] > float("-inf")
             else:
                 logits = runner.logits(hidden[:, -1])
                 log_probs = normalised(logits)
@@ -116,27 +118,35 @@ def follow(
                 rules.close(log_probs, tokens, sources)
                 last = pick(Moment(log_probs, logits, rows, tokens, read[sources]))
                 gain, left = log_probs.gather(1, last[:, None]), log_probs.amax(1) > float("-inf")
+                possible = gain[:, 0] > float("-inf")
             path.stepped(getattr(state, "begins", None))
-            ended = is_one_of(last, rules.ends) & (gain[:, 0] > float("-inf"))
-            going = ~ended & left & (tokens.shape[1] < rules.limits[sources])
+            finished = is_one_of(last, rules.ends) & possible
+            going = left & ~finished
+            if tokens.shape[1] >= nearest:
+                going &= limits > tokens.shape[1]
             tokens, gained = torch.cat([tokens, last[:, None]], 1), torch.cat([gained, gain], 1)
-            stopped = torch.zeros_like(going)
+            stopped = None
             if watch is not None and bool(going.any()):
                 told = watch(rows[going], tokens[going])
                 if told is not None:
+                    stopped = torch.zeros_like(going)
                     stopped[going] = told
-            going &= ~stopped
-            finished = ended | stopped
+                    going, finished = going & ~stopped, finished | stopped
             if path.wants("search"):
                 row, parent = torch.where(going, going.cumsum(0) - 1, -1), torch.arange(len(rows), device=rows.device)
                 path.grew(source=sources, parent=parent, row=row, token=last, log_prob=gain[:, 0], total=gained.sum(1))
+            if not path and bool(going.all()):
+                continue
             for i in (~going).nonzero()[:, 0].tolist():
                 path.ended(int(rows[i]), i)
                 said, parts = tokens[i].tolist(), gained[i].tolist()
                 found[int(rows[i])] = options.hypothesis(
-                    said if stopped[i] else said[:-1], parts if finished[i] else parts[:-1], bool(finished[i])
+                    said if stopped is not None and stopped[i] else said[:-1],
+                    parts if finished[i] else parts[:-1],
+                    bool(finished[i]),
                 )
             rows, tokens, gained, last = rows[going], tokens[going], gained[going], last[going]
+            sources, limits = sources[going], limits[going]
             if len(rows):
                 path.goes_on(going.nonzero()[:, 0])
                 state = choose(state, going.nonzero()[:, 0])

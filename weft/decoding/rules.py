@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
+import torch
 from torch import Tensor
 
 from weft.decoding.options import SearchOptions
@@ -16,10 +17,9 @@ from weft.decoding.steps import (
     distribution,
     padded,
     predict,
-    searching,
     top,
 )
-from weft.models.compiled import Compiled, Result
+from weft.models.compiled import Compiled, Result, compiled
 from weft.models.contract import Seq2Seq, Steps
 from weft.observe.paths import Path
 
@@ -56,6 +56,7 @@ class Rules:
         if wrong := set(self.ends).intersection(options.suppress):
             raise ValueError(f"suppress must be token numbers other than EOS ({min(wrong)}), not {options.suppress}")
         self._closed = sorted({*model.specials.never, *options.suppress})
+        self._never = torch.tensor(self._closed, dtype=torch.int64, device=source.device)
         self._forced = padded(prefix, source.device, _FREE)  # [B, P]
         self._highest = max([*self._closed, *self.ends, *(token for row in prefix for token in row)])
         words = words_of(model, source).sum(1)
@@ -79,22 +80,22 @@ class Rules:
         options, closed = self.options, self.always()
         if closed is None or options.coverage_penalty:
             return None
-        with searching(model, options.exact) as runner:
-            if not isinstance(runner, Compiled):
-                return None
-            check_length(runner, source)
-            self.check(runner.vocab_size)
-            finished = max(options.n_best, options.beam * options.patience)
-            return runner.search(
-                source,
-                self.limits,
-                closed,
-                beam,
-                1 if beam is None else options.n_best,
-                options.length_penalty,
-                finished,
-                options.min_len,
-            )
+        runner = compiled(model)
+        if runner is None:
+            return None
+        check_length(runner, source)
+        self.check(runner.vocab_size)
+        finished = max(options.n_best, options.beam * options.patience)
+        return runner.search(
+            source,
+            self.limits,
+            closed,
+            beam,
+            1 if beam is None else options.n_best,
+            options.length_penalty,
+            finished,
+            options.min_len,
+        )
 
     def close(self, log_probs: Tensor, past: Tensor, sources: Tensor) -> None:
         """Set log_probs [R, V] to −∞, in place, where a token may not follow.
@@ -113,7 +114,7 @@ class Rules:
         self.check(log_probs.shape[1])
         forced = self._forced[sources, position] if position < self._forced.shape[1] else None
         wanted = None if forced is None else log_probs.gather(1, forced[:, None].clamp(min=0))[:, 0]
-        log_probs[:, self._closed] = _CLOSED
+        log_probs.index_fill_(1, self._never, _CLOSED)
         if position < self.options.min_len:
             log_probs[:, self.ends] = _CLOSED
         if self.options.no_repeat:
@@ -138,8 +139,7 @@ class Rules:
             k: how many.
             path: shown the distribution.
         """
-        closed = self.closed(past.shape[1])
-        if isinstance(model, Compiled) and closed is not None:
+        if isinstance(model, Compiled) and (closed := self.closed(past.shape[1])) is not None:
             self.check(model.vocab_size)
             log_probs, tokens = model.best(hidden, min(k, model.vocab_size), closed)
             check_numbers(log_probs)

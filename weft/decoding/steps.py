@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import cast
@@ -12,6 +13,8 @@ from torch import Tensor, nn
 from weft.kernels.steady import steady
 from weft.models.compiled import NO_NUMBERS, compiled
 from weft.models.contract import Seq2Seq, State, Steps
+
+_FEW = 128  # so many numbers are sorted as fast as the largest of them are found
 
 
 @contextmanager
@@ -29,7 +32,8 @@ def searching(model: Seq2Seq, exact: bool, observed: bool = False) -> Iterator[S
         return
     module = cast(nn.Module, model)
     training = [part for part in module.modules() if part.training]
-    module.eval()
+    if training:
+        module.eval()
     try:
         with torch.no_grad(), steady(exact):
             yield model
@@ -112,7 +116,7 @@ def normalised(logits: Tensor) -> Tensor:
 
 def check_numbers(log_probs: Tensor) -> None:
     """Raise ValueError if a row of log-probabilities [R, V] is no numbers: one NaN or infinity makes all of it NaN."""
-    if bool(log_probs[:, :1].isnan().any()):
+    if math.isnan(float(log_probs[:, 0].sum())):
         raise ValueError(NO_NUMBERS)
 
 
@@ -135,6 +139,12 @@ def top(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
     torch.topk does not say which of several equals it takes, and in bf16 equal logits are common.
     """
     count = scores.shape[-1]
+    if count <= _FEW:
+        values, places = scores.sort(dim=-1, descending=True, stable=True)
+        return values[:, :k], places[:, :k]
+    if k == 1:
+        best = scores.max(-1, keepdim=True)
+        return best.values, best.indices
     if k < count:
         values, places = scores.topk(k + 1)
         border = values[:, k - 1]
