@@ -108,7 +108,10 @@ class Searcher {
     if (begin >= end) return;
     const int64_t kv = 2 * m_.kv_heads * m_.head_dim, tokens = s_.starts[end] - s_.starts[begin];
     std::shared_ptr<float[]> memory(new float[m_.decoder_layers * tokens * kv]);
-    encode(m_, s_.tokens, s_.starts, begin, end, memory.get(), tokens * kv);
+    for (int from = begin, to; from < end; from = to) {  // so many at a time that what is on the way stays in the cache
+      for (to = from + 1; to < end && s_.starts[to + 1] - s_.starts[from] <= many(m_);) to++;
+      encode(m_, s_.tokens, s_.starts, from, to, memory.get() + (s_.starts[from] - s_.starts[begin]) * kv, tokens * kv);
+    }
     for (int s = begin; s < end; s++) {
       const int64_t from = s_.starts[s] - s_.starts[begin];
       active_.push_back({s, {memory.get() + from * kv, tokens * kv, s_.starts[s + 1] - s_.starts[s]}, memory, {}, {}});
