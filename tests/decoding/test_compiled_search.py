@@ -33,7 +33,15 @@ from weft.models.transformer import Transformer
 
 Search = Callable[..., list[list[Hypothesis]]]
 SEARCHES = pytest.mark.parametrize("search", [greedy, beam])
-KINDS = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8], ids=["fp32", "bf16", "int8"])
+
+
+@pytest.fixture(params=["fp32", "bf16", "int8", "coarse"])
+def dtype(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> torch.dtype:
+    """What matrices are stored in; coarse is int8 times inputs of 7 bits, which else only wide models have."""
+    if request.param == "coarse":
+        monkeypatch.setattr(Compiled, "coarse_from", 1)
+    kinds = {"fp32": torch.float32, "bf16": torch.bfloat16}
+    return kinds.get(request.param, torch.int8)
 
 
 @pytest.fixture(autouse=True)
@@ -89,7 +97,6 @@ def drawn(draw: random.Random, words: int) -> SearchOptions:
     )
 
 
-@KINDS
 @SEARCHES
 def test_it_finds_exactly_what_the_search_in_python_finds(search: Search, dtype: torch.dtype) -> None:
     draw, finished, cut = random.Random(1), 0, 0
@@ -134,7 +141,6 @@ def test_it_is_what_searches_call(search: Search, monkeypatch: pytest.MonkeyPatc
     assert search(made(1), batch([])) == []
 
 
-@KINDS
 @SEARCHES
 def test_a_source_has_the_same_result_in_any_company_and_by_any_threads(search: Search, dtype: torch.dtype) -> None:
     """Bit for bit: tokens, scores and every log-probability."""
@@ -153,7 +159,6 @@ def test_a_source_has_the_same_result_in_any_company_and_by_any_threads(search: 
         assert search(model, batch(rows), options) == alone
 
 
-@KINDS
 def test_scoring_what_was_found_gives_what_was_found(dtype: torch.dtype) -> None:
     model, source = made(4, dtype=dtype), batch(some(random.Random(4), 8))
     found = [each[0] for each in beam(model, source, SearchOptions(max_ratio=1.0))]

@@ -26,21 +26,31 @@ from weft.models.compiled import Compiled, compiled
 from weft.models.transformer import Transformer
 
 KINDS = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8], ids=["fp32", "bf16", "int8"])
+ALL = pytest.mark.parametrize(
+    ("dtype", "coarse"),
+    [(torch.float32, False), (torch.bfloat16, False), (torch.int8, False), (torch.int8, True)],
+    ids=["fp32", "bf16", "int8", "coarse"],
+)
+COARSE = 64  # the largest whole number that a coarse input becomes
 WIDTHS = [1, 7, 16, 17, 32, 50, 64, 65, 131]
 AROUND = 64  # numbers before and behind a result, which must stay as they were
 
 
 class Layer(Compiled):
-    """One linear layer, packed as those of a model are."""
+    """One linear layer, packed as those of a model are; of int8 the inputs may be coarse, whatever their number."""
 
-    def __init__(self, weight: Tensor, dtype: torch.dtype = torch.float32, bias: Tensor | None = None) -> None:
+    def __init__(
+        self, weight: Tensor, dtype: torch.dtype = torch.float32, bias: Tensor | None = None, coarse: bool = False
+    ) -> None:
         library = native.library()
         if library is None:
             pytest.skip(f"nothing is compiled here: {native.why_not()}")
         self._library, self._kept, self._panel = library, [], library.weft_panel()
-        narrow, scale = narrowed(weight, dtype)
-        self.wide = widened(narrow, scale).double()
-        self.packed = self._matrix([(narrow, scale, bias)])
+        if coarse:
+            self.coarse_from = 1
+        self.narrow, self.scale = narrowed(weight, dtype)
+        self.wide = widened(self.narrow, self.scale).double()
+        self.packed = self._matrix([(self.narrow, self.scale, bias)])
 
     def __call__(self, x: Tensor, threads: int = 1) -> Tensor:
         rows, x = len(x), x.contiguous()
@@ -79,18 +89,57 @@ def test_a_product_is_the_exact_one_but_for_its_rounding(dtype: torch.dtype, dep
             assert bool(((layer(x) - expected).abs() <= most_error(layer, x, bias, dtype)).all()), (width, rows)
 
 
-@KINDS
-def test_nothing_gives_nothing_and_zeros_the_bias(dtype: torch.dtype) -> None:
+def spread(rows: int, depth: int) -> Tensor:
+    """Inputs of many sizes: drawn from a bell, all of one size, mostly zero, and all of one sign."""
+    x = torch.randn(rows, depth) * 10 ** torch.randn(rows, 1)
+    x[1::5] = torch.randn(len(x[1::5]), depth).sign()
+    x[2::5] *= torch.rand(len(x[2::5]), depth) < 0.1
+    x[3::5] = x[3::5].abs()
+    return x
+
+
+def extreme(width: int, depth: int) -> Tensor:
+    """Weights of which half are as large as they can be."""
+    weight = torch.randn(width, depth)
+    return torch.where(torch.rand(width, depth) < 0.5, weight.sign() * 5.0, weight)
+
+
+@pytest.mark.parametrize("depth", [1, 2, 7, 8, 9, 31, 32, 33, 100, 512, 2051])
+@pytest.mark.parametrize("made", [torch.randn, extreme, torch.ones], ids=["bell", "extreme", "ones"])
+def test_a_coarse_product_is_that_of_the_rounded_inputs(depth: int, made: Callable[[int, int], Tensor]) -> None:
+    """Whole numbers are summed without a fault, whichever of the two ways they are multiplied in."""
+    for width in (1, 16, 17, 50):
+        bias = torch.randn(width)
+        layer = Layer(made(width, depth), torch.int8, bias, coarse=True)
+        assert layer.scale is not None
+        for rows in (1, 2, 3, 5, 6, 7, 12, 40):
+            x = spread(rows, depth)
+            most = x.abs().amax(1, keepdim=True)
+            whole = (x * torch.where(most > 0, COARSE / most, 0.0)).round()
+            sums = whole.double() @ layer.narrow.double().T
+            expected = sums * layer.scale.double() * most.double() / COARSE
+            error = (layer(x) - (expected + bias)).abs()
+            assert bool((error <= 4 * 2.0**-24 * (expected.abs() + bias.abs())).all()), (width, rows)
+
+
+def test_inputs_are_coarse_where_there_are_many() -> None:
+    for depth, coarse in ((511, False), (512, True)):
+        x, weight = torch.randn(3, depth), torch.randn(20, depth)
+        assert torch.equal(Layer(weight, torch.int8)(x), Layer(weight, torch.int8, coarse=True)(x)) == coarse
+
+
+@ALL
+def test_nothing_gives_nothing_and_zeros_the_bias(dtype: torch.dtype, coarse: bool) -> None:
     bias = torch.randn(21)
-    layer = Layer(torch.randn(21, 17), dtype, bias)
+    layer = Layer(torch.randn(21, 17), dtype, bias, coarse)
     assert layer(torch.empty(0, 17)).shape == (0, 21)
     assert torch.equal(layer(torch.zeros(3, 17)), bias.expand(3, 21))
 
 
-@KINDS
+@ALL
 @pytest.mark.parametrize("depth", [17, 128])
-def test_a_row_has_the_same_bits_in_any_company_at_any_place(dtype: torch.dtype, depth: int) -> None:
-    layer = Layer(torch.randn(75, depth), dtype, torch.randn(75))
+def test_a_row_has_the_same_bits_in_any_company_at_any_place(dtype: torch.dtype, coarse: bool, depth: int) -> None:
+    layer = Layer(torch.randn(75, depth), dtype, torch.randn(75), coarse)
     x = torch.randn(70, depth) * 10 ** torch.randn(70, 1)
     whole = layer(x)
     for rows, threads in product(range(1, 71), (1, 2, 3)):
@@ -114,12 +163,10 @@ def test_sums_of_whole_numbers_do_not_overflow(depth: int) -> None:
 NAN, INF = float("nan"), float("inf")
 
 
-@pytest.mark.parametrize(
-    ("dtype", "value"),
-    [(dtype, value) for dtype in (torch.float32, torch.bfloat16, torch.int8) for value in (NAN, INF)],
-)
-def test_what_is_no_number_stays_none_and_spoils_no_other_row(dtype: torch.dtype, value: float) -> None:
-    layer, x = Layer(torch.randn(20, 19), dtype), torch.randn(3, 19)
+@ALL
+@pytest.mark.parametrize("value", [NAN, INF])
+def test_what_is_no_number_stays_none_and_spoils_no_other_row(dtype: torch.dtype, coarse: bool, value: float) -> None:
+    layer, x = Layer(torch.randn(20, 19), dtype, coarse=coarse), torch.randn(3, 19)
     before = layer(x)
     for place in range(19):
         damaged = x.clone()

@@ -119,7 +119,7 @@ inline Floats activated(Floats x, int activation) {
     case SWIGLU:
       return x / (1.0f + exp(smaller(-x, all(88.0f))));
     default:
-      return x < 0 ? Floats{} : x;  // no number stays none
+      return x;  // RELU is done where the product is put
   }
 }
 
@@ -243,9 +243,11 @@ void around(const Model& m, const Norm& norm, Room& room, int rows, F f) {
 inline void feed_forward(const Model& m, const Block& block, Room& room, int rows) {
   around(m, block.feed_norm, room, rows, [&](const float* y) {
     const int ffn = block.inner.out;
-    multiply(y, rows, block.inner, room.wide.data(), ffn);
+    multiply(y, rows, block.inner, room.wide.data(), ffn, m.activation == RELU ? POSITIVE : WRITE);
     if (m.activation == SWIGLU) multiply(y, rows, block.gate, room.gate.data(), ffn);
-    activate(room.wide.data(), m.activation == SWIGLU ? room.gate.data() : nullptr, int64_t(rows) * ffn, m.activation);
+    if (m.activation != RELU)
+      activate(room.wide.data(), m.activation == SWIGLU ? room.gate.data() : nullptr, int64_t(rows) * ffn,
+               m.activation);
     multiply(room.wide.data(), rows, block.outer, room.x.data(), m.dim, ADD);
   });
 }
@@ -258,6 +260,7 @@ inline void embed(const Matrix& table, int64_t token, float scale, const float* 
     float value = 0.0f;
     if (table.kind == FLOAT) value = static_cast<const float*>(table.panels)[at];
     if (table.kind == INT8) value = static_cast<const int8_t*>(table.panels)[at];
+    if (table.kind == COARSE) value = static_cast<const uint8_t*>(table.panels)[at] - 128;
     if (table.kind == BF16) {
       const uint32_t bits = uint32_t(static_cast<const bf16*>(table.panels)[at].bits) << 16;
       std::memcpy(&value, &bits, 4);
@@ -400,11 +403,12 @@ inline void best(const Model& m, const float* hidden, int rows, int k, const int
   const int stride = 16 * GROUP, count = int(panels(m.output.out));
   static thread_local std::vector<float> logits;
   if (int64_t(logits.size()) < int64_t(rows) * stride + GROUP) logits.resize(int64_t(rows) * stride + GROUP);
+  const Inputs inputs(hidden, rows, m.output.in, m.output.kind);
   std::vector<Best> found;
   for (int r = 0; r < rows; r++) found.push_back({values + int64_t(r) * k, tokens + int64_t(r) * k, k});
   for (int p = 0; p < count; p += stride / WIDE) {
     const int last = std::min(p + stride / WIDE, count), columns = std::min(last * WIDE, m.output.out) - p * WIDE;
-    multiply(hidden, rows, m.output, logits.data(), stride, WRITE, p, last);
+    inputs.multiply(m.output, logits.data(), stride, WRITE, p, last);
     for (int r = 0; r < rows; r++)
       found[r].see(logits.data() + int64_t(r) * stride, columns, int64_t(p) * WIDE, never, nevers);
   }
@@ -417,7 +421,7 @@ inline void best(const Model& m, const float* hidden, int rows, int k, const int
   }
 }
 
-inline int64_t bytes(const Matrix& w) { return int64_t(w.in) * w.out * (w.kind == FLOAT ? 4 : w.kind == BF16 ? 2 : 1); }
+inline int64_t bytes(const Matrix& w) { return int64_t(w.in) * w.out * size(w.kind); }
 
 // Rows that go through the layers together. Weights that are large must serve many rows each time they are fetched;
 // where they stay in the cache anyway, fewer rows leave more of it to keys and values.
