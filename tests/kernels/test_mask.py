@@ -262,3 +262,22 @@ def test_a_mask_is_a_value() -> None:
     before = mask.dense(1, 3).clone()
     lengths[1] = 1
     assert torch.equal(mask.dense(1, 3), before)
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        Mask(),
+        Mask(lengths=torch.tensor([3, 5])),
+        Mask(lengths=torch.tensor([5, 5])),
+        Mask(lengths=torch.tensor([5])),
+        Mask(causal=True, offset=4),
+        Mask(window=2),
+        Mask(lengths=torch.tensor([5]), pattern=torch.zeros(1, 5, dtype=torch.bool)),
+    ],
+    ids=str,
+)
+def test_a_mask_that_shows_all_hides_nothing(mask: Mask) -> None:
+    assert not mask.shows(5) or bool(mask.dense(1, 5).all())
+    only_lengths = mask.positional or mask.pattern is not None
+    assert only_lengths or mask.shows(5) == bool(mask.dense(1, 5).all())

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from weft.kernels.steady import steady
+from weft.models.bound import bound
 from weft.models.compiled import NO_NUMBERS, compiled
 from weft.models.contract import Seq2Seq, State, Steps
 
@@ -21,7 +22,8 @@ _FEW = 128  # so many numbers are sorted as fast as the largest of them are foun
 def searching(model: Seq2Seq, exact: bool, observed: bool = False) -> Iterator[Steps]:
     """Inside, the model is in eval mode and makes no gradients; if exact, a row's numbers do not depend on its company.
 
-    Gives what is to be called for the steps: the model compiled, where it can be and is not observed, or itself.
+    Gives what is to be called for the steps: the model compiled, where it can be and is not observed, or bound, where
+    its numbers may depend on their company, or itself.
 
     Not ``inference_mode``: what a model or a mask remembers from a search (a position table, a dense mask) must serve
     the next training step, and torch does not let inference tensors into a backward pass.
@@ -36,7 +38,7 @@ def searching(model: Seq2Seq, exact: bool, observed: bool = False) -> Iterator[S
         module.eval()
     try:
         with torch.no_grad(), steady(exact):
-            yield model
+            yield model if exact or observed else bound(model)
     finally:
         for part in training:
             part.training = True

@@ -159,6 +159,17 @@ class Mask:
         filled = self.lengths.numel() > 0 and int(self.lengths.min()) > 0
         return filled and self.window is None and self.segments is None
 
+    def shows(self, m: int) -> bool:
+        """Whether every query may attend to each of m keys: nothing is asked, or no more than lengths that all have."""
+        others = (self.window, self.segments, self.prefix, self.pattern)
+        if self.causal or any(other is not None for other in others):
+            return False
+        return self.lengths is None or self._shortest >= m
+
+    @cached_property
+    def _shortest(self) -> int:
+        return int(self.lengths.min()) if self.lengths is not None and len(self.lengths) else 0
+
     def span(self, queries: slice, m: int) -> slice:
         """The keys, of m, outside of which none of these queries may look, in any row."""
         first, last = self._offsets()
