@@ -11,15 +11,18 @@ the place of MODEL's, and every answer has 16 tokens: there is no BLEU then.
     throughput  the whole set at once; target tokens (weft's count of each answer) a second, median of the rounds.
                 CTranslate2 is first tried with every way of the grid (GRID), once each, and its best takes part.
                 "weft is": the faster of weft's two against this row.
-    latency     the first 50 sentences one by one, with 1 thread and with 2: median and 95th percentile.
+    latency     the first 50 sentences one by one, with 1 thread and with 2: median and 95th percentile; alone, and
+                beside a process that keeps a core busy. "weft in torch" is weft without its compiled library.
     memory      peak resident memory of a process that loads the model and translates the set once.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import product
 from multiprocessing import get_context
@@ -41,6 +44,7 @@ from weft.data.tokenizers import JOINT, SIDES
 from weft.evaluation import translation
 from weft.models import build
 
+IN_TORCH = "in torch"
 Translate = Callable[[list[str]], list[str]]
 THREADS = 2
 LATENCY = 50  # sentences that are translated one by one
@@ -96,9 +100,13 @@ class Row:
 
 def _weft(way: Way, folders: Folders) -> Translate:
     model = load_translator(folders.int8 if way.compute == "int8" else folders.weft, "fp32")
-    return lambda texts: [
-        found.text for found in model.translate(texts, beam=way.beam, max_ratio=0.0, max_extra=way.length)
-    ]
+
+    def translate(texts: list[str]) -> list[str]:
+        os.environ["WEFT_NATIVE"] = "0" if way.compute == IN_TORCH else "1"
+        found = model.translate(texts, beam=way.beam, max_ratio=0.0, max_extra=way.length)
+        return [each.text for each in found]
+
+    return translate
 
 
 def _ctranslate2(way: Way, folders: Folders) -> Translate:
@@ -190,10 +198,27 @@ def best_of_grid(beam: int, length: int, folders: Folders, texts: list[str], gri
     return min(times, key=times.__getitem__)
 
 
+@contextmanager
+def busy() -> Iterator[None]:
+    """Meanwhile, another process keeps a core busy."""
+    other = get_context("spawn").Process(target=_spin, daemon=True)
+    other.start()
+    try:
+        yield
+    finally:
+        other.terminate()
+        other.join()
+
+
+def _spin() -> None:
+    while True:
+        pass
+
+
 def latencies(
     ways: Sequence[Way], folders: Folders, texts: Sequence[str], rounds: int
 ) -> dict[str, tuple[float, float]]:
-    """Seconds for one sentence, alone: median and 95th percentile of all sentences and rounds, taking turns."""
+    """Seconds for one sentence: median and 95th percentile of all sentences and rounds, taking turns."""
     taken: dict[str, list[float]] = {}
     for threads in (1, THREADS):
         started = {
@@ -289,14 +314,18 @@ def main() -> None:
             results[f"beam {beam}"] = {name: asdict(row) for name, row in rows.items()}
         print()
         print(timing.markdown(lines))
-        lines = [["beam", "one sentence", "median", "95th percentile"], ["---:", "---", "---:", "---:"]]
+        lines = [["beam", "one sentence", "median", "95th percentile", "beside a busy process", "95th percentile"]]
+        lines.append(["---:", "---", *["---:"] * 4])
         for beam in (1, 5):
             latest = [*ways, *(way._replace(compute=c) for way in ways if way.who == "ctranslate2" for c in GRID[0])]
-            once = {(way.who, way.compute): way._replace(beam=beam) for way in latest}
-            found = latencies(list(once.values()), folders, sources, options.rounds)
-            results[f"latency, beam {beam}"] = found
-            for name, (middle, high) in found.items():
-                lines.append([str(beam), name, timing.duration(middle), timing.duration(high)])
+            latest.append(Way("weft", beam, compute=IN_TORCH, length=length))
+            once = [way._replace(beam=beam) for way in {(way.who, way.compute): way for way in latest}.values()]
+            alone = latencies(once, folders, sources, options.rounds)
+            with busy():
+                beside = latencies(once, folders, sources, options.rounds)
+            results[f"latency, beam {beam}"] = {"alone": alone, "beside a busy process": beside}
+            for name in alone:
+                lines.append([str(beam), name, *map(timing.duration, (*alone[name], *beside[name]))])
         print()
         print(timing.markdown(lines))
     if options.json:
