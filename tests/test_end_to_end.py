@@ -26,13 +26,16 @@ WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine",
 PALABRAS = ["uno", "dos", "tres", "cuatro", "cinco", "seis", "siete", "ocho", "nueve", "diez"]
 
 # Small and quick, yet enough to learn word for word.
-SMALL = [
+SIZES = [
     "--model.dim=32",
     "--model.num_heads=2",
     "--model.ffn_dim=64",
     "--model.encoder_layers=1",
     "--model.decoder_layers=1",
     "--model.dropout=0",
+]
+SMALL = [
+    *SIZES,
     "--tokenizer.vocab_size=400",
     "--training.batch_tokens=512",
     "--training.learning_rate=5e-3",

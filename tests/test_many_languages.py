@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import weft
+from tests.test_end_to_end import SIZES
 from weft import cli, folder
 from weft.api import Translator
 
@@ -18,12 +19,7 @@ WORDS = {
     "de": ["eins", "zwei", "drei", "vier", "fünf", "sechs"],
 }
 SMALL = [
-    "--model.dim=32",
-    "--model.num_heads=2",
-    "--model.ffn_dim=64",
-    "--model.encoder_layers=1",
-    "--model.decoder_layers=1",
-    "--model.dropout=0",
+    *SIZES,
     "--tokenizer.kind=word",
     "--training.batch_tokens=1024",
     "--training.optimizer=muon",

@@ -17,17 +17,13 @@ from typing import Protocol
 
 from weft.data.corpora import open_pairs, set_part
 from weft.data.disk import digest
-from weft.data.text import ParallelText, references
+from weft.data.text import ParallelText, TextPairs, references
 
 SOURCE, TARGET = "{source}", "{target}"
 
 
-class Direction(Protocol):
+class Direction(TextPairs, Protocol):
     """Pairs from one language to another."""
-
-    @property
-    def name(self) -> str:
-        """For people."""
 
     @property
     def source(self) -> str:
@@ -40,15 +36,6 @@ class Direction(Protocol):
     @property
     def several(self) -> bool:
         """See ``ParallelText``."""
-
-    def __iter__(self) -> Iterator[tuple[str, str]]:
-        """The pairs."""
-
-    def fingerprint(self) -> str:
-        """The same for the same pairs in the same order, and for no others."""
-
-    def place(self, index: int) -> str:
-        """Where the pair with this number stands."""
 
 
 @dataclass(frozen=True)

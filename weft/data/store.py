@@ -20,7 +20,7 @@ from functools import cached_property
 from hashlib import blake2b
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from weft.config import EOS, UNK, DataConfig
 from weft.data.directions import Directions
 from weft.data.disk import Sequences, digest, flush, once, open_sequences, save_json, sync
+from weft.data.text import TextPairs
 
 if TYPE_CHECKING:  # batches need no tokenizers
     from weft.data.tokenizers import Tokenizer, TokenizerPair
@@ -35,23 +36,6 @@ if TYPE_CHECKING:  # batches need no tokenizers
 _FORMAT = 1  # a store of another format is made again
 _CHUNK = 10_000  # pairs that are tokenised at once
 _LARGEST_SHARE = 10  # at most one pair in so many is held out
-
-
-class TextPairs(Protocol):
-    """Pairs of texts that can be read again and again, such as weft.data.corpora.ParallelText."""
-
-    @property
-    def name(self) -> str:
-        """For people."""
-
-    def __iter__(self) -> Iterator[tuple[str, str]]:
-        """The pairs, source first, from the beginning."""
-
-    def fingerprint(self) -> str:
-        """The same for the same pairs in the same order, and for no others."""
-
-    def place(self, index: int) -> str:
-        """Where the pair with this number, from 0, stands: file and line."""
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
-from typing import Self, cast
+from typing import Protocol, Self, cast
 
 from weft.config import nearest
 
@@ -130,6 +130,23 @@ def existing(path: str | os.PathLike[str]) -> Path:
             raise FileNotFoundError(f"no file {found}: there is no folder {folder}")
         raise FileNotFoundError(f"no file {found}{nearest(found.name, os.listdir(folder))}")
     return found
+
+
+class TextPairs(Protocol):
+    """Pairs of texts that can be read again and again, such as ``ParallelText``."""
+
+    @property
+    def name(self) -> str:
+        """For people."""
+
+    def __iter__(self) -> Iterator[tuple[str, str]]:
+        """The pairs, source first, from the beginning."""
+
+    def fingerprint(self) -> str:
+        """The same for the same pairs in the same order, and for no others."""
+
+    def place(self, index: int) -> str:
+        """Where the pair with this number, from 0, stands: file and line."""
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,8 @@ from weft.config import PAD, DataConfig, Recipe, nearest
 from weft.data.batching import Batch, in_order
 from weft.data.corpora import open_pairs
 from weft.data.directions import is_many, open_directions
-from weft.data.store import PairStore, TextPairs
-from weft.data.text import references
+from weft.data.store import PairStore
+from weft.data.text import TextPairs, references
 from weft.data.tokenizers import TokenizerPair
 from weft.models.contract import Seq2Seq
 

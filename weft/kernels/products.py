@@ -1,8 +1,8 @@
 """fp32 products of training: torch's, or compiled ones where these are faster.
 
-torch multiplies by MKL, which leaves a fifth of some CPUs idle. ``kernels/native/matrices.h`` has the same products,
-each number of which has the same bits whatever stands beside it and however many threads there are. Outside of
-``compiled()`` all products are torch's.
+torch multiplies by MKL, at 60 to 90% of what an AMD EPYC can do (docs/performance.md). ``kernels/native/matrices.h``
+has the same products, each number of which has the same bits whatever stands beside it and however many threads there
+are. Outside of ``compiled()`` all products are torch's.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ def is_compiled(*tensors: Tensor) -> bool:
 def fastest() -> str:
     """Which products training should take here, "compiled" or "torch".
 
-    MKL has kernels of its own for Intel's CPUs, and a general one for others; against that the compiled ones win on
-    AMD's (docs/performance.md). No timing decides, which might say one thing today and another tomorrow.
+    Compiled ones on AMD's CPUs: on one of these they were measured to be faster than MKL's (docs/performance.md), on
+    others nothing was measured. No timing decides, which might say one thing today and another tomorrow.
     """
     slow = machine.cpu_vendor() == "AuthenticAMD" and torch.backends.mkl.is_available()
     return "compiled" if slow and _library() is not None else "torch"

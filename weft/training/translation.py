@@ -23,7 +23,8 @@ from weft.config.places import cache_folder
 from weft.data.batching import Batches
 from weft.data.corpora import open_pairs
 from weft.data.directions import Directions, open_directions
-from weft.data.store import PairStore, TextPairs, prepare, split_held_out
+from weft.data.store import PairStore, prepare, split_held_out
+from weft.data.text import TextPairs
 from weft.data.tokenizers import TokenizerPair
 from weft.data.vocabulary import kept_pair, make_pair
 from weft.evaluation.translation import Sentences, sentences, validator
