@@ -150,6 +150,16 @@ def test_orthogonal_takes_singular_values_through_the_quintic_five_times(shape: 
     assert 0.6 < float(values.min()) <= float(values.max()) < 1.3
 
 
+@pytest.mark.parametrize("shape", [(64, 256), (256, 64), (64, 64)])
+@pytest.mark.parametrize("rank", [2, 63])
+def test_orthogonal_in_single_precision_of_matrices_with_next_to_no_rank(shape: tuple[int, int], rank: int) -> None:
+    """Directions that are there come out as in double precision, the others as small as they were meant to be."""
+    sizes = torch.cat([torch.ones(rank), torch.full((min(shape) - rank,), 1e-5)]).double()
+    u, v = (torch.linalg.qr(torch.randn(side, min(shape), dtype=torch.float64))[0] for side in shape)
+    matrix = u @ sizes.diag() @ v.T
+    torch.testing.assert_close(orthogonal(matrix.float()).double(), orthogonal(matrix), rtol=0, atol=2e-5)
+
+
 def test_orthogonal_of_nothing_is_nothing() -> None:
     assert torch.equal(orthogonal(torch.zeros(3, 4)), torch.zeros(3, 4))
 

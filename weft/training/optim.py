@@ -20,6 +20,7 @@ from weft.kernels.products import add_product, product
 _MOMENTUM = 0.95  # of Muon, as its makers chose it
 _QUINTIC = (3.4445, -4.7750, 2.0315)  # of Newton–Schulz: the steepest at 0 that keeps singular values near 1
 _ROUNDS = 5
+_LONG = 2  # times as long as it is wide: where rounds on X Xᵀ alone are fewer multiplications
 
 
 def learning_rate(config: TrainingConfig, step: int) -> float:
@@ -180,17 +181,33 @@ def linear_weights(model: nn.Module) -> set[str]:
 def orthogonal(matrix: Tensor) -> Tensor:
     """About the nearest orthogonal matrix: the same singular vectors, singular values from 0.7 to 1.2 unless next to 0.
 
-    Five rounds of Newton–Schulz, X ← a X + b (X Xᵀ) X + c (X Xᵀ)² X, which take each singular value x to
-    a x + b x³ + c x⁵. In the matrix's own precision: torch.optim.Muon has bf16, in which a CPU without bf16
-    instructions multiplies several times more slowly.
+    Five rounds of Newton–Schulz, X ← q X with q = a + b (X Xᵀ) + c (X Xᵀ)², which take each singular value x to
+    a x + b x³ + c x⁵. For a long matrix the rounds are made on X Xᵀ ← q (X Xᵀ) q, and X is multiplied once by all the
+    q. In the matrix's own precision: torch.optim.Muon has bf16, in which a CPU without bf16 instructions multiplies
+    several times more slowly.
     """
-    a, b, c = _QUINTIC
     x = matrix if matrix.shape[0] <= matrix.shape[1] else matrix.T.contiguous()  # the smaller of the two products
     x = x / x.norm().clamp(min=1e-7)  # now no singular value is over 1
-    for _ in range(_ROUNDS):
+    if x.shape[1] < _LONG * x.shape[0]:
+        for _ in range(_ROUNDS):
+            x = product(_factor(product(x, x.T)), x)
+    else:
         gram = product(x, x.T)
-        x = add_product(a * x, add_product(b * gram, c * gram, gram), x)
+        q = every = _factor(gram)
+        for _ in range(_ROUNDS - 1):
+            gram = product(product(q, gram), q)
+            q = _factor(gram)
+            every = product(q, every)
+        x = product(every, x)
     return x if matrix.shape[0] <= matrix.shape[1] else x.T
+
+
+def _factor(gram: Tensor) -> Tensor:
+    """a + b · gram + c · gram²."""
+    a, b, c = _QUINTIC
+    q = add_product(b * gram, c * gram, gram)
+    q.diagonal().add_(a)
+    return q
 
 
 def normalize(gradients: list[Tensor], count: int, clip: float) -> float:
