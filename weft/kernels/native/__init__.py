@@ -25,6 +25,7 @@ from weft.kernels.machine import cpu_instructions
 SOURCE = Path(__file__).parent
 MAIN = "library.cpp"
 FLAGS = ("-O2", "-march=native", "-std=c++17", "-shared", "-fPIC", "-pthread")
+OPENMP = "-fopenmp"  # left out where the compiler has none
 EXACT = ("-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math")  # nothing that reorders a sum
 PATIENCE = 300.0  # seconds that a compiler may take
 
@@ -63,13 +64,17 @@ def built(folder: Path | None = None) -> Path:
     compiler = _compiler()
     said = _run([compiler, "--version"]).partition("\n")[0]
     parts = [(SOURCE / name).read_bytes() for name in sorted(os.listdir(SOURCE)) if name.endswith((".h", ".cpp"))]
-    made_of = b"\0".join([*parts, " ".join((*FLAGS, *EXACT)).encode(), said.encode(), cpu_instructions().encode()])
+    made_of = b"\0".join([*parts, " ".join((*FLAGS, *EXACT, OPENMP)).encode(), said.encode(), cpu_instructions().encode()])
     place = (cache_folder() if folder is None else folder) / "native"
     path = place / f"{hashlib.sha256(made_of).hexdigest()[:24]}.so"
     if not path.is_file():
         place.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=place) as aside:  # whole or not there, whoever else compiles it too
-            _run([compiler, *FLAGS, *EXACT, str(SOURCE / MAIN), "-o", f"{aside}/{path.name}"])
+            command = [compiler, *FLAGS, *EXACT, str(SOURCE / MAIN), "-o", f"{aside}/{path.name}"]
+            try:
+                _run([*command, OPENMP])
+            except NoLibraryError:
+                _run(command)
             os.replace(f"{aside}/{path.name}", path)
     return path
 

@@ -14,7 +14,7 @@ constexpr int FEW = 16;  // rows that are worth a thread
 template <class F>
 void share(int rows, int threads, int few, int many, F f) {
   const int workers = std::max(1, std::min(threads, rows / std::max(few, 1)));
-  at_once(workers, [&](int worker) {
+  shared_out(workers, [&](int worker) {
     const int from = int(int64_t(rows) * worker / workers), to = int(int64_t(rows) * (worker + 1) / workers);
     const int turns = (to - from + many - 1) / many;
     for (int turn = 0; turn < turns; turn++)

@@ -123,7 +123,7 @@ inline void multiply(Plain a, Plain b, float* c, int64_t stride, int64_t rows, i
   const bool by_columns = a.column == 1;
   const int64_t step = by_columns ? WIDE : TALL, pieces = ((by_columns ? columns : rows) + step - 1) / step;
   const int workers = int(std::max<int64_t>(1, std::min<int64_t>(threads, pieces)));
-  at_once(workers, [&](int worker) {
+  shared_out(workers, [&](int worker) {
     const int64_t from = pieces * worker / workers * step, to = pieces * (worker + 1) / workers * step;
     if (by_columns)
       multiply(a, Plain{b.at + from * b.column, b.row, b.column}, c + from, stride, rows, std::min(to, columns) - from,
