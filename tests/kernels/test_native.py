@@ -294,6 +294,13 @@ def test_a_compiler_that_fails_half_way_leaves_nothing(anew: Path, monkeypatch: 
     assert list((anew / "cache" / "native").iterdir()) == []
 
 
+def test_a_compiler_without_openmp_compiles_all_the_same(anew: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    refuses = 'case "$*" in *-fopenmp*) echo "error: no such option -fopenmp" >&2; exit 1;; esac'
+    monkeypatch.setenv("CXX", fake(anew / "compiler", f'echo "$*" >> {anew}/log', refuses, ': > "$out"'))
+    assert native.built().is_file()
+    assert ["-fopenmp" in line for line in logged(anew)] == [True, False]
+
+
 def test_its_name_tells_the_source_the_flags_the_compiler_and_the_cpu(
     anew: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

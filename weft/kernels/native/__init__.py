@@ -64,7 +64,8 @@ def built(folder: Path | None = None) -> Path:
     compiler = _compiler()
     said = _run([compiler, "--version"]).partition("\n")[0]
     parts = [(SOURCE / name).read_bytes() for name in sorted(os.listdir(SOURCE)) if name.endswith((".h", ".cpp"))]
-    made_of = b"\0".join([*parts, " ".join((*FLAGS, *EXACT, OPENMP)).encode(), said.encode(), cpu_instructions().encode()])
+    flags = (*FLAGS, *EXACT, OPENMP)
+    made_of = b"\0".join([*parts, " ".join(flags).encode(), said.encode(), cpu_instructions().encode()])
     place = (cache_folder() if folder is None else folder) / "native"
     path = place / f"{hashlib.sha256(made_of).hexdigest()[:24]}.so"
     if not path.is_file():
