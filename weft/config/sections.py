@@ -53,6 +53,8 @@ class DataConfig(Section):
         languages: instead of source and target, for one model of many directions: all those between these languages
             for which ``train``, a part of a named set or a path with {source} and {target} in it, has pairs.
         bridge: one of the languages. Two others without pairs of their own get those that both have with it.
+        variants: so great a share of the pairs is trained on with made-up names, numbers and addresses in it that must
+            be copied, or without its capital and last mark; see weft/data/variants.py.
         held_out: without a validation set, so many pairs are taken out of the training set for it.
         max_len: a pair with a side of more tokens is dropped (the end token counts, a mark does not). 0: none is.
         max_ratio: a pair with one side so many times as long as the other is dropped. 0: none is.
@@ -74,6 +76,7 @@ class DataConfig(Section):
     swap: bool = False
     languages: list[str] = []
     bridge: str = ""
+    variants: Share = 0.0
     held_out: int = Field(default=1000, ge=0)
     max_len: int = Field(default=128, ge=0)
     max_ratio: float = Field(default=0.0, ge=0.0)

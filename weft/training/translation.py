@@ -26,6 +26,7 @@ from weft.data.directions import Directions, open_directions
 from weft.data.store import PairStore, prepare, split_held_out
 from weft.data.text import TextPairs
 from weft.data.tokenizers import TokenizerPair
+from weft.data.variants import varied
 from weft.data.vocabulary import kept_pair, make_pair
 from weft.evaluation.translation import Sentences, sentences, validator
 from weft.models import build
@@ -120,6 +121,7 @@ def prepared(recipe: Recipe, report: Reporter) -> Prepared:
     pairs, validation = _texts(recipe)
     cache = cache_folder() / "pairs"
     tokenizers = _tokenizers(recipe, pairs, cache, report)
+    pairs = varied(pairs, recipe.data.variants)
     store = prepare(pairs, tokenizers, recipe.data, cache, every(500_000, "pairs tokenised", report))
     everything = recipe.data.model_copy(update={"max_len": 0, "max_ratio": 0.0})
     held_out = prepare(validation, tokenizers, everything, cache, allow_unknown=True)
