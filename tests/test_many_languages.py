@@ -185,3 +185,60 @@ def test_the_mark_is_a_token_for_others_too(model: Path, tmp_path: Path) -> None
         (answer,) = other.translate_batch([[*tokens, "</s>"]], beam_size=1)
         wanted = [translator.tokenizers.target._rust.id_to_token(number) for number in found.n_best[0].ids]
         assert answer.hypotheses[0] == wanted
+
+
+def test_what_is_in_the_language_already_stays(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    translator = weft.load(model)
+    assert isinstance(translator, Translator)
+    assert next(iter(translator.detect("uno dos tres"))) == "es"
+    kept = translator.translate("uno dos tres", to="es")
+    assert (kept.text, kept.log_prob) == ("uno dos tres", 0.0)
+    assert kept.attention.weights.shape == (4, 5)
+    assert translator.translate("uno dos tres", to="es", from_="en").log_prob < 0.0  # as it was told
+    assert cli.main(["translate", str(model), "uno dos tres", "--to", "en", "--from", "es"]) == 0
+    assert capsys.readouterr().out == "one two three\n"
+    assert cli.main(["translate", str(model), "uno", "--to", "en", "--from", "it"]) == 2
+    assert "this model translates from en or es or de" in capsys.readouterr().err
+
+
+def test_a_text_sentence_by_sentence(model: Path) -> None:
+    translator = weft.load(model)
+    assert isinstance(translator, Translator)
+    text = "one two\n\nthree"
+    found = translator.translate(text, to="es", split=True)
+    alone = [translator.translate(line, to="es") for line in ("one two", "three")]
+    assert found.text == "uno dos\n\ntres"
+    assert found.source == text
+    assert found.parts == tuple(alone)
+    assert found.log_prob == pytest.approx(sum(part.log_prob for part in alone))
+    assert found.source_ids == alone[0].source_ids + alone[1].source_ids
+    weights = found.attention.weights
+    assert weights.shape == (3 + 2, 4 + 3)
+    assert weights[:3, :4].equal(alone[0].attention.weights)
+    assert not weights[:3, 4:].any()
+    assert weights.sum(1).tolist() == pytest.approx([1.0] * 5)
+    assert translator.translate([text, "", "four"], to="de", split=True)[2].text == "vier"
+    # Several translations, or a beginning, are of the whole text.
+    assert not translator.translate(text, to="es", split=True, n_best=2).parts
+    assert not translator.translate(text, to="es", split=True, prefix="uno").parts
+
+
+def test_a_very_long_text_is_cut_where_it_must_be(model: Path) -> None:
+    translator = weft.load(model)
+    assert isinstance(translator, Translator)
+    words = ["one two three four"] * 500
+    with pytest.raises(ValueError, match="split it"):
+        translator.translate(" ".join(words), to="es")
+    found = translator.translate(" ".join(words), to="es", split=True)
+    longest = translator.recipe.data.max_len
+    assert len(found.parts) >= 2000 / longest
+    assert max(len(part.source_ids) for part in found.parts) < longest
+    assert " ".join(part.source for part in found.parts) == " ".join(words)
+
+
+def test_capitals(model: Path) -> None:
+    translator = weft.load(model)
+    assert isinstance(translator, Translator)
+    found = translator.translate("ONE TWO", to="es", recase=True)
+    quiet = translator.translate("One two", to="es")
+    assert (found.text, found.source, found.log_prob) == (quiet.text.upper(), "ONE TWO", quiet.log_prob)

@@ -117,6 +117,11 @@ def _translate(
         ),
     ] = None,
     to: Annotated[str | None, typer.Option(help="The language, of a model that has several.")] = None,
+    source: Annotated[
+        str | None, typer.Option("--from", help="The language of the text; left out, the text tells.")
+    ] = None,
+    split: Annotated[bool | None, typer.Option(help="Sentence by sentence. Else as the recipe says.")] = None,
+    recase: Annotated[bool | None, typer.Option(help="Capitals as small letters. Else as the recipe says.")] = None,
     beam: Annotated[int | None, _BEAM] = None,
     n_best: Annotated[int, typer.Option(min=1, help="So many translations of each, best first, a line each.")] = 1,
     length_penalty: Annotated[float | None, typer.Option(help="The more, the longer.")] = None,
@@ -144,6 +149,9 @@ def _translate(
         window=1 if text or sys.stdin.isatty() else api.WINDOW,
         skipped=lambda line: print(f"weft: warning: {line}; left empty", file=sys.stderr),
         to=to,
+        from_=source,
+        split=split,
+        recase=recase,
         beam=beam,
         n_best=n_best,
         length_penalty=length_penalty,

@@ -1,8 +1,9 @@
-"""The model folder: all that a trained model needs, in four files; and the names of the models that come with weft.
+"""The model folder: all that a trained model needs; and the names of the models that come with weft.
 
     model.safetensors   the parameters
     config.json         the recipe, resolved; the sizes of the vocabularies; the format's number
     tokenizer.json      text to tokens and back (tokenizer.source.json and tokenizer.target.json where there are two)
+    languages.json      of a model of several languages: how to tell them apart
     README.md           the card: data, licence, results, command
 
 Reading never unpickles and runs no code from the folder. Names, shapes and types in the file's header are compared
@@ -29,7 +30,7 @@ from torch import nn
 
 from weft import __version__
 from weft.config import Recipe, nearest
-from weft.data.tokenizers import JOINT, SIDES, Tokenizer, TokenizerPair
+from weft.data.tokenizers import JOINT, LANGUAGES, SIDES, TokenizerPair
 from weft.models import narrow, outline
 from weft.models.compiled import is_compiled
 from weft.models.narrow import SCALE
@@ -38,6 +39,7 @@ FORMAT = 1
 WEIGHTS, CONFIG, CARD = "model.safetensors", "config.json", "README.md"
 SHIPPED = Path(__file__).parent / "shipped"
 
+_TEXT_FILES = (JOINT, *SIDES, LANGUAGES)
 _ASIDE, _COMPLETE = ".model-being-written", ".model-complete"
 STORED = {"fp32": torch.float32, "bf16": torch.bfloat16, "int8": torch.int8}
 _FLOATS = {"F64", "F32", "F16", "BF16"}  # what a parameter may be stored as; it is read into fp32, or kept narrow
@@ -296,11 +298,7 @@ def _tokenizers(folder: Path, config: Mapping[str, Any]) -> TokenizerPair:
     listed = config.get("files")
     if not isinstance(listed, list) or not (JOINT in listed or set(SIDES) <= set(map(str, listed))):
         raise ValueError(f"{folder}/{CONFIG}: 'files' must list {JOINT} or {' and '.join(SIDES)}, not {listed!r}")
-    if JOINT in listed:
-        both = Tokenizer.load(_present(folder, JOINT))
-        pair = TokenizerPair(both, both)
-    else:
-        pair = TokenizerPair(*(Tokenizer.load(_present(folder, name)) for name in SIDES))
+    pair = TokenizerPair.read({name: _present(folder, name) for name in _TEXT_FILES if name in listed})
     sizes = {"source": pair.source.vocab_size, "target": pair.target.vocab_size}
     if config.get("vocab") != sizes:
         raise ValueError(
@@ -330,7 +328,7 @@ def _move_up(folder: Path) -> None:
         return
     if (complete / CONFIG).is_file():
         files = _config(folder)["files"]
-        for name in {JOINT, *SIDES} - set(files):  # the model before may have had others
+        for name in set(_TEXT_FILES) - set(files):  # the model before may have had others
             (folder / name).unlink(missing_ok=True)
         for name in (*files, CONFIG):
             if (complete / name).is_file():

@@ -10,6 +10,7 @@ from html import escape
 from math import exp
 from typing import TYPE_CHECKING, Any, Protocol
 
+import torch
 from torch import Tensor
 
 from weft.views.matrix import Matrix
@@ -103,12 +104,14 @@ class Translation(_Ranked):
         source: the text that was given.
         source_ids: the numbers of its tokens, without the end token; the mark of the language it became comes first.
         n_best: as many translations as were asked for, or could be found; at least one.
+        parts: of a text that was translated sentence by sentence, these.
     """
 
     source: str
     source_ids: tuple[int, ...]
     n_best: tuple[Candidate, ...]
     translator: Translator = field(repr=False, compare=False)
+    parts: tuple[Translation, ...] = field(default=(), repr=False)
 
     @cached_property
     def source_tokens(self) -> tuple[str, ...]:
@@ -118,6 +121,8 @@ class Translation(_Ranked):
     @cached_property
     def attention(self) -> Alignment:
         """Where the model looked while it said the best translation; computed when first asked for."""
+        if self.parts:
+            return Alignment.joined([part.attention for part in self.parts if part.source_ids])
         return self.translator.align(self.source_ids, self.n_best[0].ids)
 
     def json(self) -> str:
@@ -179,6 +184,15 @@ class Alignment:
     source_tokens: tuple[str, ...]
     target_tokens: tuple[str, ...]
     weights: Tensor = field(compare=False)
+
+    @classmethod
+    def joined(cls, parts: Sequence[Alignment]) -> Alignment:
+        """Those of several sentences, none of which looked at another."""
+        return cls(
+            tuple(token for part in parts for token in part.source_tokens),
+            tuple(token for part in parts for token in part.target_tokens),
+            torch.block_diag(*(part.weights for part in parts)),
+        )
 
     @property
     def pairs(self) -> list[tuple[int, int]]:

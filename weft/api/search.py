@@ -62,6 +62,11 @@ class Search(NamedTuple):
         """How many source tokens a batch may have, padding counted."""
         return self.batch_tokens // (self.sampling.samples if self.sampling else self.options.beam)
 
+    @property
+    def answers(self) -> int:
+        """How many texts are wanted for each source."""
+        return self.sampling.samples if self.sampling else self.options.n_best
+
     def is_compiled(self, model: Seq2Seq, prefixes: Sequence[Sequence[int]] | None) -> bool:
         """Whether it runs compiled as a whole (see ``Rules.searched``), and takes any number of sources."""
         asked = self.options.no_repeat or self.options.coverage_penalty or any(prefixes or ())

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Unpack, cast, overload
 
 import torch
 from torch import Tensor, nn
 
 from weft.api.look import KINDS, Look, of_translation, way_of
+from weft.api.pieces import Line, Part, Piece, Way, pieces
 from weft.api.results import Alignment, Candidate, Choice, Translation
 from weft.api.search import Search, SearchKeys, batches, known, make_search, windows
 from weft.config import EOS, PAD, UNK, Recipe
@@ -25,6 +26,8 @@ from weft.observe import record
 
 TIMES_TRAINED = 8  # a source may have so many times the tokens that a source had in training
 COMPILED = 4096  # sources that one compiled search is given: only their tokens and answers take memory
+SURE = 0.95  # how probably a text must be in the language asked for to stay as it is
+_OF_TEXT = ("to", "from_", "split", "recase")  # options that are not the search's
 WINDOW = 1024  # lines that are read before the first of them is translated
 
 
@@ -35,7 +38,11 @@ class Options(SearchKeys, total=False):
         coverage_penalty, max_ratio, max_extra, replace_unknown: see ``weft.config.DecodingConfig``.
         n_best: how many translations of each source; the beam is as wide at least, unless it is given. If they are
             drawn, they come in the order drawn.
+        split, recase: see ``weft.config.DecodingConfig``; only one translation without a prefix is put together of
+            several.
         to: the language; a model of several must be told, with one of its own it is a check.
+        from_: the language that the text is in. If it is not said, a model of several languages tells by the text, and
+            leaves one as it is that is in the language asked for.
     """
 
     coverage_penalty: float | None
@@ -43,7 +50,10 @@ class Options(SearchKeys, total=False):
     max_extra: int | None
     replace_unknown: bool | None
     n_best: int | None
+    split: bool | None
+    recase: bool | None
     to: str | None
+    from_: str | None
 
 
 class Translator:
@@ -90,7 +100,9 @@ class Translator:
         prefix: str | Sequence[str] | None = None,
         **options: Unpack[Options],
     ) -> Translation | list[Translation]:
-        """Translate a text, or each of a list of texts. A text is one sentence or so: what a line of the data was.
+        """Translate a text, or each of a list of texts. A text is what a line of the data was, a sentence or so.
+
+        With ``split=True`` it may be any number of sentences, which do not know of each other.
 
         With ``exact=True`` the company that a text is translated in changes nothing of its translation, nor of its
         scores; without, it may exchange two translations that are all but equally probable. What is blank stays empty.
@@ -111,12 +123,9 @@ class Translator:
         prefixes = [prefix or ""] * len(texts) if prefix is None or isinstance(prefix, str) else list(prefix)
         if len(prefixes) != len(texts):
             raise ValueError(f"expected a prefix for each of {len(texts)} texts, not {len(prefixes)}")
-        search = self.search(**options)
-        lines = self._read(texts, self._mark(options.get("to")))
-        for line in lines:
-            if line.fault:
-                raise ValueError(line.fault)
-        found = self._translated(lines, search, self.tokenizers.target.encode_batch(prefixes))
+        search, begun = self.search(**options), any(prefixes)
+        lines = _whole(self._read(texts, self._way(search, begun, options)))
+        found = self._translated(lines, search, self.tokenizers.target.encode_batch(prefixes) if begun else None)
         return found[0] if isinstance(text, str) else found
 
     def translate_lines(
@@ -140,7 +149,8 @@ class Translator:
         """
         if window < 1:
             raise ValueError(f"window must be ≥ 1, not {window}")
-        return self._stream(iter(lines), window, skipped, self.search(**options), self._mark(options.get("to")))
+        search = self.search(**options)
+        return self._stream(iter(lines), window, skipped, search, self._way(search, False, options))
 
     def score(self, source: str, target: str, to: str | None = None) -> Translation:
         """How probable the model finds a given translation, in all and (``n_best[0].token_log_probs``) by token.
@@ -153,9 +163,10 @@ class Translator:
             ValueError: if the source or the target is longer than the model can take.
         """
         ids = self.tokenizers.target.encode(target)
-        (line,) = self._read([source], self._mark(to))
-        (hypothesis,) = score(self._seq2seq, _padded([line.ids]), [ids], self.search().options)
-        return self._translation(line, [self._candidate(hypothesis, target)])
+        (line,) = self._read([source], Way(self._mark(to)))
+        (part,) = line.parts
+        (hypothesis,) = score(self._seq2seq, _padded([part.ids]), [ids], self.search().options)
+        return self._translation(part, [self._candidate(hypothesis, target)])
 
     def align(self, source: str | Sequence[int], target: str | Sequence[int], to: str | None = None) -> Alignment:
         """Where the model looks in the source while it says the target.
@@ -185,14 +196,15 @@ class Translator:
             ValueError: if the source is blank or longer than the model can take; if options come with a target.
         """
         to = options.get("to")
-        given = [name for name, value in options.items() if value is not None and name != "to"]
+        given = [name for name, value in options.items() if value is not None and name not in ("to", "from_")]
         if target is not None and given:
             raise ValueError(f"{', '.join(given)}: nothing is searched for where the target is given")
         search = self.search(**options)
         if search.sampling is not None and search.sampling.samples > 1:
             raise ValueError(f"n_best={search.sampling.samples}: one translation that is drawn can be looked at")
+        lines = _whole(self._read([source], Way(self._mark(to))))
         with record(self.model, kinds=KINDS if target is None else (*KINDS, "hidden")) as seen:
-            found = self.translate(source, **options) if target is None else self.score(source, target, to)
+            found = self._translated(lines, search)[0] if target is None else self.score(source, target, to)
         return of_translation(seen, found, way_of(search) if target is None else "forced")
 
     def alternatives(
@@ -261,7 +273,8 @@ class Translator:
             ValueError: if an option is unknown, out of range, or asks for nothing.
         """
         given = known(options, Options)
-        given.pop("to", None)
+        for name in _OF_TEXT:
+            given.pop(name, None)
         replaced = given.pop("replace_unknown", self.recipe.decoding.replace_unknown)
         if replaced and not self._seq2seq.cross_attentions:
             raise ValueError("replace_unknown needs a model that attends to its source, which this one does not")
@@ -273,6 +286,35 @@ class Translator:
         """What the model can translate to, as far as its recipe says."""
         data = self.recipe.data
         return tuple(data.languages) or ((data.target,) if data.target else ())
+
+    def detect(self, text: str) -> dict[str, float]:
+        """How probably a text is in each of the model's languages, the likeliest first.
+
+        Raises:
+            ValueError: if the model does not know several apart.
+        """
+        if self.tokenizers.languages is None:
+            raise ValueError("this model cannot tell languages apart")
+        return self.tokenizers.languages.of(self.tokenizers.source.encode(text))
+
+    def _way(self, search: Search, begun: bool, options: Options) -> Way:
+        """What these options ask of a text before the search.
+
+        Raises:
+            ValueError: if the model does not know a language.
+        """
+        decoding, to, from_ = self.recipe.decoding, options.get("to"), options.get("from_")
+        known = self.recipe.data.languages or [self.recipe.data.source]
+        if from_ is not None and from_ not in known:
+            raise ValueError(
+                f"{from_!r}: this model translates from {' or '.join(filter(None, known)) or 'one language'}"
+            )
+        single = search.answers == 1 and not begun
+        split, recase = options.get("split"), options.get("recase")
+        split = decoding.split if split is None else split
+        recase = decoding.recase if recase is None else recase
+        told = to if from_ is None and single and self.tokenizers.languages is not None else None
+        return Way(self._mark(to), split and single, recase and single, told)
 
     def _mark(self, to: str | None) -> list[int]:
         """What sources open with that are to become this language: nothing, if the model has but one.
@@ -290,16 +332,11 @@ class Translator:
         return [self.tokenizers.source.tags[to]]
 
     def _stream(
-        self,
-        texts: Iterator[str],
-        window: int,
-        skipped: Callable[[str], None] | None,
-        search: Search,
-        mark: list[int],
+        self, texts: Iterator[str], window: int, skipped: Callable[[str], None] | None, search: Search, way: Way
     ) -> Iterator[Translation]:
         number = 0
         for some in windows(texts, window):
-            lines = self._read(some, mark, number)
+            lines = self._read(some, way, number)
             faults = [place for place, line in enumerate(lines) if line.fault]
             whole = lines[: faults[0]] if faults and skipped is None else lines
             yield from self._translated(whole, search)
@@ -309,47 +346,86 @@ class Translator:
                 skipped(lines[place].fault)
             number += len(lines)
 
-    def _read(self, texts: Sequence[str], mark: list[int], first: int = 0) -> list[_Line]:
+    def _read(self, texts: Sequence[str], way: Way, first: int = 0) -> list[Line]:
         """The texts as tokens behind their mark; the first is number ``first``, counted from 0."""
-        longest, lines = self.longest, []
-        encoded = self.tokenizers.source.encode_batch(texts)
-        for number, (text, tokens) in enumerate(zip(texts, encoded, strict=True), first):
-            ids, fault = mark + tokens, ""
-            if longest is not None and len(ids) > longest:
-                fault = (
-                    f"line {number + 1:,} has {len(ids):,} tokens, but the model takes at most {longest:,}: split it"
-                )
-            lines.append(_Line(text, ids, number, fault))
+        source, longest = self.tokenizers.source, self.longest
+        room = min((n for n in (self.recipe.data.max_len - 1, longest) if n and n > 0), default=None)
+
+        def fits(text: str) -> bool:
+            return room is None or len(source.encode(text)) + len(way.mark) <= room
+
+        cut = [pieces(text, fits if way.split else None, way.recase) for text in texts]
+        encoded = iter(source.encode_batch([piece.text for each in cut for piece in each]))
+        lines = []
+        for number, (text, each) in enumerate(zip(texts, cut, strict=True), first):
+            parts = tuple(self._part(piece, next(encoded), number, way) for piece in each)
+            most, fault = max((len(part.ids) for part in parts), default=0), ""
+            if longest is not None and most > longest:
+                fault = f"line {number + 1:,} has {most:,} tokens, but the model takes at most {longest:,}: split it"
+            lines.append(Line(text, parts, fault))
         return lines
 
+    def _part(self, piece: Piece, tokens: list[int], number: int, way: Way) -> Part:
+        """A piece of line ``number`` behind its mark; it stays as it is if it is surely in the language asked for."""
+        languages = self.tokenizers.languages if way.told else None
+        is_said = languages is not None and languages.of(tokens).get(way.told or "", 0.0) > SURE
+        return Part(piece, way.mark + tokens, number, is_said)
+
     def _translated(
-        self, lines: Sequence[_Line], search: Search, prefixes: Sequence[Sequence[int]] | None = None
+        self, lines: Sequence[Line], search: Search, prefixes: Sequence[Sequence[int]] | None = None
     ) -> list[Translation]:
-        """Each line's translation, in order: lines of like length are translated together."""
-        found: list[list[Candidate]] = [[self._nothing]] * len(lines)
-        wanted = [place for place, line in enumerate(lines) if line.text.strip() and not line.fault]
-        lengths = [len(line.ids) + 1 for line in lines]
+        """Each line's translation, in order: parts of like length are translated together."""
+        parts = [part for line in lines for part in line.parts]
+        found = [[self._said(part)] if part.is_said else [self._nothing] for part in parts]
+        wanted = [place for place, part in enumerate(parts) if not part.is_said and part.piece.text.strip()]
+        too_long = {part.number for line in lines if line.fault for part in line.parts}
+        wanted = [place for place in wanted if parts[place].number not in too_long]
+        lengths = [len(part.ids) + 1 for part in parts]
         most = search.source_tokens
         if search.is_compiled(self._seq2seq, prefixes):
             most = max(most, COMPILED * max(lengths, default=0))
         for places in batches(wanted, lengths, most):
-            batch = [lines[place] for place in places]
+            batch = [parts[place] for place in places]
             chosen = None if prefixes is None else [prefixes[place] for place in places]
             for place, candidates in zip(places, self._searched(batch, search, chosen), strict=True):
-                found[place] = candidates
-        return [self._translation(line, candidates) for line, candidates in zip(lines, found, strict=True)]
+                found[place] = [replace(each, text=parts[place].piece.said(each.text)) for each in candidates]
+        translations = iter([self._translation(part, best) for part, best in zip(parts, found, strict=True)])
+        return [self._joined(line, [next(translations) for _ in line.parts]) for line in lines]
+
+    def _joined(self, line: Line, parts: Sequence[Translation]) -> Translation:
+        """The translation of a text, of those of its parts."""
+        if len(parts) == 1:
+            return replace(parts[0], source=line.text)
+        best = [part.n_best[0] for part in parts]
+        whole = Candidate(
+            "".join(each.text + part.piece.after for each, part in zip(best, line.parts, strict=True)).rstrip(),
+            sum(each.score for each in best),
+            sum(each.log_prob for each in best),
+            tuple(token for each in best for token in each.ids),
+            tuple(value for each in best for value in each.token_log_probs),
+            all(each.finished for each in best),
+            self.tokenizers.target,
+        )
+        ids = tuple(token for part in parts for token in part.source_ids)
+        return Translation(line.text, ids, (whole,), self, tuple(parts))
+
+    def _said(self, part: Part) -> Candidate:
+        """A text that stays as it is."""
+        target = self.tokenizers.target
+        text = part.piece.said(part.piece.text)
+        return Candidate(text, 0.0, 0.0, tuple(target.encode(part.piece.text)), (), True, target)
 
     def _searched(
-        self, lines: Sequence[_Line], search: Search, prefixes: Sequence[Sequence[int]] | None
+        self, parts: Sequence[Part], search: Search, prefixes: Sequence[Sequence[int]] | None
     ) -> list[list[Candidate]]:
-        """The candidates of each line of a batch."""
-        source = _padded([line.ids for line in lines])
-        found = search.run(self._seq2seq, source, prefixes, [line.number for line in lines])
-        texts = self._filled(lines, source, found) if search.replace_unknown else {}
+        """The candidates of each part of a batch."""
+        source = _padded([part.ids for part in parts])
+        found = search.run(self._seq2seq, source, prefixes, [part.number for part in parts])
+        texts = self._filled(parts, source, found) if search.replace_unknown else {}
         return [[self._candidate(h, texts.get((row, h))) for h in best] for row, best in enumerate(found)]
 
     def _filled(
-        self, lines: Sequence[_Line], source: Tensor, found: Sequence[Sequence[Hypothesis]]
+        self, parts: Sequence[Part], source: Tensor, found: Sequence[Sequence[Hypothesis]]
     ) -> dict[tuple[int, Hypothesis], str]:
         """The texts of hypotheses with unknown tokens, which give way to the source words they attended to most."""
         holes = [(row, h) for row, best in enumerate(found) for h in best if UNK in h.tokens]
@@ -359,26 +435,26 @@ class Translator:
         aligned = align(self._seq2seq, source[torch.tensor([row for row, _ in holes])], targets)
         texts = {}
         for (row, hypothesis), weights in zip(holes, aligned, strict=True):
-            words = self._words(lines[row])
-            marks = len(lines[row].ids) - len(words)
-            looked = (
-                weights[:-1, marks : marks + len(words)].argmax(-1).tolist()
-            )  # neither at the mark nor at the end token
+            words = self._words(parts[row])
+            marks = len(parts[row].ids) - len(words)
+            own = weights[:-1, marks : marks + len(words)]  # neither the mark nor the end token
+            looked = own.argmax(-1).tolist()
             put = [words[place] for place, token in zip(looked, hypothesis.tokens, strict=True) if token == UNK]
             texts[row, hypothesis] = self.tokenizers.target.decode(hypothesis.tokens, put)
         return texts
 
-    def _words(self, line: _Line) -> list[str]:
+    def _words(self, part: Part) -> list[str]:
         """What each source token but the mark stands for in the text, the unknown ones too."""
         marks, source = set(self.tokenizers.source.tags.values()), self.tokenizers.source
-        ids = [token for token in line.ids if token not in marks]
-        split = {"word": line.text.split(" "), "char": list(line.text)}.get(source.kind, [])
+        ids = [token for token in part.ids if token not in marks]
+        text = part.piece.text
+        split = {"word": text.split(" "), "char": list(text)}.get(source.kind, [])
         if len(split) == len(ids):
             return split
         return [source.decode([token], _UNKNOWN).strip() for token in ids]
 
-    def _translation(self, line: _Line, candidates: Sequence[Candidate]) -> Translation:
-        return Translation(line.text, tuple(line.ids), tuple(candidates), self)
+    def _translation(self, part: Part, candidates: Sequence[Candidate]) -> Translation:
+        return Translation(part.piece.text, tuple(part.ids), tuple(candidates), self)
 
     def _candidate(self, found: Hypothesis, text: str | None = None) -> Candidate:
         target = self.tokenizers.target
@@ -402,14 +478,16 @@ class Translator:
         return self.tokenizers.target.encode(target) if isinstance(target, str) else list(target)
 
 
-@dataclass(frozen=True)
-class _Line:
-    """A text to translate: its tokens without EOS, its number from 0, and why it cannot be translated, if so."""
+def _whole(lines: list[Line]) -> list[Line]:
+    """The lines, if they can all be translated.
 
-    text: str
-    ids: Sequence[int]
-    number: int = 0
-    fault: str = ""
+    Raises:
+        ValueError: if one cannot.
+    """
+    for line in lines:
+        if line.fault:
+            raise ValueError(line.fault)
+    return lines
 
 
 _UNKNOWN = "<unk>"  # what an unknown word is written as

@@ -328,6 +328,9 @@ class DecodingConfig(Section):
         max_ratio, max_extra: a translation has at most max_ratio × source tokens + max_extra tokens.
         no_repeat: no sequence of so many tokens occurs twice; 0: it may.
         replace_unknown: an unknown word is replaced by the source word that it attended to most.
+        split: a text of several sentences is translated sentence by sentence, and what is longer than anything that the
+            model was trained on is cut.
+        recase: text in capitals is translated as if it were in small letters, and put in capitals again.
         exact: a text's translation does not depend on what is translated beside it, to the last bit; takes longer.
             Else only two hypotheses that are all but equally probable may change places.
         sample: draw at random instead of searching for the best.
@@ -343,6 +346,8 @@ class DecodingConfig(Section):
     max_extra: int = Field(default=20, ge=0)
     no_repeat: int = Field(default=0, ge=0)
     replace_unknown: bool = False
+    split: bool = False
+    recase: bool = False
     exact: bool = False
     sample: bool = False
     temperature: float = Field(default=1.0, gt=0.0)

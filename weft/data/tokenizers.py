@@ -16,7 +16,7 @@ import json
 import os
 import re
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import groupby
@@ -27,10 +27,12 @@ from tokenizers import Encoding
 from tokenizers import Tokenizer as Rust
 
 from weft.config import BOS, EOS, PAD, UNK
+from weft.data.languages import Languages
 from weft.data.merges import MergeDropout
 from weft.data.tokenizer_file import closed, fit, parsed
 
 JOINT, SIDES = "tokenizer.json", ("tokenizer.source.json", "tokenizer.target.json")
+LANGUAGES = "languages.json"
 
 if hasattr(os, "register_at_fork"):  # a forked process has none of the library's threads, and would wait for them
     os.register_at_fork(after_in_child=partial(os.environ.__setitem__, "TOKENIZERS_PARALLELISM", "false"))
@@ -228,10 +230,16 @@ class Tokenizer:
 
 @dataclass(frozen=True)
 class TokenizerPair:
-    """The tokenizers of the two sides; one and the same where the vocabulary is joint."""
+    """The tokenizers of the two sides; one and the same where the vocabulary is joint.
+
+    Attributes:
+        source, target: text to tokens and back.
+        languages: tells the languages of sources apart, where there are several.
+    """
 
     source: Tokenizer
     target: Tokenizer
+    languages: Languages | None = None
 
     @property
     def joint(self) -> bool:
@@ -239,12 +247,17 @@ class TokenizerPair:
         return self.source is self.target
 
     def save(self, folder: str | os.PathLike[str]) -> None:
-        """Write tokenizer.json, or tokenizer.source.json and tokenizer.target.json, in place of any that were there."""
+        """Write tokenizer.json, or tokenizer.source.json and tokenizer.target.json, in place of any that were there.
+
+        And languages.json, if there are several.
+        """
         made = {JOINT: self.source} if self.joint else dict(zip(SIDES, (self.source, self.target), strict=True))
         for name, tokenizer in made.items():
             tokenizer.save(Path(folder, name))
-        for name in {JOINT, *SIDES} - made.keys():
+        for name in {JOINT, *SIDES, LANGUAGES} - made.keys():
             Path(folder, name).unlink(missing_ok=True)
+        if self.languages is not None:
+            self.languages.save(Path(folder, LANGUAGES))
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str]) -> Self:
@@ -254,12 +267,23 @@ class TokenizerPair:
             OSError: if a file is missing or cannot be read.
             ValueError: if one is no tokenizer.json.
         """
-        if Path(folder, JOINT).exists():
-            both = Tokenizer.load(Path(folder, JOINT))
-            return cls(both, both)
-        if not any(Path(folder, name).exists() for name in SIDES):
+        names = (JOINT, *SIDES, LANGUAGES)
+        places = {name: Path(folder, name) for name in names if Path(folder, name).exists()}
+        if not places.keys() & {JOINT, *SIDES}:
             raise FileNotFoundError(f"{os.fspath(folder)} has neither {JOINT} nor {' and '.join(SIDES)}")
-        return cls(*(Tokenizer.load(Path(folder, name)) for name in SIDES))
+        return cls.read(places | {name: Path(folder, name) for name in SIDES})
+
+    @classmethod
+    def read(cls, places: Mapping[str, Path]) -> Self:
+        """Read those files that ``save`` wrote, each by its name; a joint vocabulary goes first.
+
+        Raises:
+            OSError, ValueError: as ``load``.
+        """
+        files = [JOINT] if JOINT in places else SIDES
+        made = [Tokenizer.load(places[name]) for name in files]
+        languages = Languages.load(places[LANGUAGES], made[0].vocab_size) if LANGUAGES in places else None
+        return cls(made[0], made[-1], languages)
 
     def fingerprint(self) -> str:
         """A hash that is the same for pairs that give the same tokens."""

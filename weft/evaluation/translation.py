@@ -24,7 +24,7 @@ from weft.api import Options, Precision, Search, Translator, load_translator
 from weft.config import PAD, DataConfig, Recipe, nearest
 from weft.data.batching import Batch, in_order
 from weft.data.corpora import open_pairs
-from weft.data.directions import is_many, open_directions
+from weft.data.directions import Direction, is_many, open_directions
 from weft.data.store import PairStore
 from weft.data.text import TextPairs, references
 from weft.data.tokenizers import TokenizerPair
@@ -306,8 +306,8 @@ def evaluate_folder(
     translator = load_translator(model, precision)
     other = None if baseline is None else load_translator(baseline, precision)
     reports = {}
-    for name, (sources, targets, language) in trials(translator.recipe.data, data, source, options.get("to")).items():
-        options["to"] = language
+    for name, (sources, targets, to, from_) in trials(translator.recipe.data, data, source, options.get("to")).items():
+        options["to"], options["from_"] = to, from_
         report = evaluate(translator, sources, targets, tokenize, lowercase, samples, **options)
         if other is not None:
             theirs = evaluate(other, sources, targets, tokenize, lowercase, **options).translations
@@ -352,15 +352,21 @@ def trials(
     chosen = [text for text in texts if source in (None, text.source) and to in (None, text.target)]
     if not chosen:
         raise ValueError(f"{data} has no pairs from {source or 'any language'} to {to or 'any language'}")
-    return {f"{text.source}-{text.target}": Sentences(*sentences(text), text.target) for text in chosen}
+    return {f"{text.source}-{text.target}": of_direction(text) for text in chosen}
 
 
 class Sentences(NamedTuple):
-    """What a model is tried on: sources, the references of each, and the language to translate to, if it must know."""
+    """What a model is tried on: sources, the references of each, and the languages, if the model has several."""
 
     sources: list[str]
     references: list[list[str]]
     to: str | None = None
+    from_: str | None = None
+
+
+def of_direction(pairs: Direction) -> Sentences:
+    """Those of one direction among several."""
+    return Sentences(*sentences(pairs), pairs.target, pairs.source or None)
 
 
 def sentences(pairs: TextPairs) -> tuple[list[str], list[list[str]]]:
@@ -428,8 +434,8 @@ def validation_bleu(translator: Translator, texts: Sequence[Sentences]) -> float
     A source that is longer than the model can take counts as translated to nothing.
     """
     scores = []
-    for sources, targets, to in texts:
-        found = translator.translate_lines(sources, skipped=lambda line: None, beam=1, to=to)
+    for sources, targets, to, from_ in texts:
+        found = translator.translate_lines(sources, skipped=lambda line: None, beam=1, to=to, from_=from_)
         scores.append(score([translation.text for translation in found], targets).bleu)
     return sum(scores) / len(scores)
 

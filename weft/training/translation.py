@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
@@ -23,12 +23,13 @@ from weft.config.places import cache_folder
 from weft.data.batching import Batches
 from weft.data.corpora import open_pairs
 from weft.data.directions import Directions, open_directions
+from weft.data.languages import Languages
 from weft.data.store import PairStore, prepare, split_held_out
 from weft.data.text import TextPairs
 from weft.data.tokenizers import TokenizerPair
 from weft.data.variants import varied
 from weft.data.vocabulary import kept_pair, make_pair
-from weft.evaluation.translation import Sentences, sentences, validator
+from weft.evaluation.translation import Sentences, of_direction, sentences, validator
 from weft.models import build
 from weft.models.contract import Seq2Seq
 from weft.training import loop, progress
@@ -111,7 +112,7 @@ def train(recipe: Recipe, out: Path, report: Reporter, fork: bool = False) -> lo
         fork=fork,
     )
     if is_first():
-        folder.save(out, model, recipe, data.tokenizers, card(recipe, outcome, parameters))
+        folder.save(out, model, recipe, _telling_apart(recipe, data.tokenizers), card(recipe, outcome, parameters))
         progress.draw_curve(out / "metrics.jsonl", out / "curve.png", report.note)
     return outcome
 
@@ -134,7 +135,7 @@ def prepared(recipe: Recipe, report: Reporter) -> Prepared:
     )
     texts = [Sentences(*sentences(validation))]
     if isinstance(validation, Directions):
-        texts = [Sentences(*sentences(text), text.target) for text in validation.texts]
+        texts = [of_direction(text) for text in validation.texts]
     content = {
         "train": pairs.fingerprint(),
         "validation": validation.fingerprint(),
@@ -173,6 +174,16 @@ def _tokenizers(recipe: Recipe, pairs: TextPairs, cache: Path, report: Reporter)
         return make()
 
     return make() if recipe.tokenizer.path else kept_pair(recipe.tokenizer, pairs.fingerprint(), cache, train)
+
+
+def _telling_apart(recipe: Recipe, tokenizers: TokenizerPair) -> TokenizerPair:
+    """The tokenizers, which know languages apart if there are several."""
+    pairs, _ = _texts(recipe)
+    if not isinstance(pairs, Directions):
+        return tokenizers
+    texts = {text.source: _side(text, 0) for text in reversed(pairs.texts)}  # of each language the first text
+    names = [name for name in recipe.data.languages if name in texts]
+    return replace(tokenizers, languages=Languages.learned({name: texts[name] for name in names}, tokenizers.source))
 
 
 def _check_lengths(model: nn.Module, store: PairStore) -> None:

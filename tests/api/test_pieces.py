@@ -1,0 +1,52 @@
+"""What of a text goes to the model."""
+
+import pytest
+
+from weft.api.pieces import Piece, pieces
+
+
+def test_a_text_stays_whole_unless_it_is_to_be_split() -> None:
+    assert pieces(" One. Two. ") == [Piece(" One. Two. ")]
+    assert pieces("") == [Piece("")]
+
+
+def test_sentences_and_the_space_between_them() -> None:
+    found = pieces("  One.  Two!\nThree?  ", fits=lambda part: True)
+    assert found == [Piece("One.", "  "), Piece("Two!", "\n"), Piece("Three?", "  ")]
+
+
+def test_what_does_not_fit_is_cut() -> None:
+    assert pieces("one two, three", fits=lambda part: len(part) < 10) == [Piece("one two,", " "), Piece("three")]
+
+
+def test_a_single_sentence_is_given_as_it_stands() -> None:
+    assert pieces(" One. ", fits=lambda part: True) == [Piece(" One. ")]
+
+
+@pytest.mark.parametrize(
+    ("text", "quiet"),
+    [
+        ("STOP THAT NOW!", "Stop that now!"),
+        ("WHAT DO I DO? I'M LOST", "What do I do? I'm lost"),
+        ("¿DÓNDE ESTÁ?", "¿Dónde está?"),
+        ("«GRÜSS GOTT»", "«Grüss gott»"),
+        ("24 PEOPLE CAME", "24 People came"),
+    ],
+)
+def test_capitals_are_made_small_and_the_translation_loud(text: str, quiet: str) -> None:
+    (piece,) = pieces(text, recase=True)
+    assert piece == Piece(quiet, "", is_loud=True)
+    assert piece.said("así es") == "ASÍ ES"
+    assert pieces(text) == [Piece(text)]
+
+
+@pytest.mark.parametrize("text", ["NASA", "OK!", "A B", "The USA", "Mr. X", "42 + 17", "", "猫は ねこ", "U. S. A."])
+def test_abbreviations_and_other_scripts_are_not_loud(text: str) -> None:
+    (piece,) = pieces(text, recase=True)
+    assert piece == Piece(text)
+    assert piece.said("así es") == "así es"
+
+
+def test_each_sentence_is_loud_or_not_for_itself() -> None:
+    found = pieces("GO AWAY NOW! Please. ", fits=lambda part: True, recase=True)
+    assert found == [Piece("Go away now!", " ", is_loud=True), Piece("Please.", " ")]

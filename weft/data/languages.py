@@ -1,0 +1,79 @@
+"""Which language a text is in, told by its tokens.
+
+Naive Bayes: p(language | text) ∝ Π p(token | language), all languages alike before anything is read. A model of several
+languages keeps the table in languages.json, beside its tokenizer.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from weft.data.tokenizers import Tokenizer
+
+_STEPS = 16  # to a nat: costs are stored as whole numbers
+_CHUNK = 10_000  # texts that are tokenised at once
+_UNSEEN = 0.5  # how often a token was met, beyond how often it really was
+
+
+@dataclass(frozen=True, eq=False)
+class Languages:
+    """What is known of some languages.
+
+    Attributes:
+        names: the languages.
+        costs: [languages, tokens] −log p(token | language), in sixteenths.
+    """
+
+    names: tuple[str, ...]
+    costs: NDArray[np.int64]
+
+    @classmethod
+    def learned(cls, texts: Mapping[str, Iterable[str]], tokenizer: Tokenizer) -> Self:
+        """From text in each language."""
+        counts = np.full((len(texts), tokenizer.vocab_size), _UNSEEN)
+        for row, text in zip(counts, texts.values(), strict=True):
+            stream = iter(text)
+            while chunk := list(islice(stream, _CHUNK)):
+                tokens = np.concatenate([np.asarray(ids, np.int64) for ids in tokenizer.encode_batch(chunk)])
+                row += np.bincount(tokens, minlength=len(row))
+        costs = -np.log(counts / counts.sum(1, keepdims=True))
+        return cls(tuple(texts), np.rint(_STEPS * costs).astype(np.int64))
+
+    def of(self, tokens: Sequence[int]) -> dict[str, float]:
+        """How probably a text of these tokens is in each language, the likeliest first."""
+        cost = self.costs[:, list(tokens)].sum(1) / _STEPS
+        likely = np.exp(cost.min() - cost)
+        shares = dict(zip(self.names, (likely / likely.sum()).tolist(), strict=True))
+        return dict(sorted(shares.items(), key=lambda pair: -pair[1]))
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write what ``load`` reads."""
+        rows = {name: row.tolist() for name, row in zip(self.names, self.costs, strict=True)}
+        Path(path).write_text(json.dumps(rows, separators=(",", ":")) + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], vocab_size: int) -> Self:
+        """Read what ``save`` wrote, for a vocabulary of this size.
+
+        Raises:
+            OSError: if it cannot be read.
+            ValueError: if it is something else.
+        """
+        try:
+            rows = json.loads(Path(path).read_text(encoding="utf-8"))
+            costs = np.asarray(list(rows.values()), np.int64)
+        except (ValueError, AttributeError, TypeError, OverflowError):
+            rows, costs = {}, np.empty((0, 0), np.int64)
+        if costs.ndim != 2 or costs.shape != (len(rows), vocab_size) or not len(rows) or costs.min() < 0:
+            raise ValueError(f"{os.fspath(path)}: expected {vocab_size:,} numbers for each language, none below 0")
+        return cls(tuple(rows), costs)
