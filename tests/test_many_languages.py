@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from pathlib import Path
 
 import pytest
 
 import weft
+from benchmarks import robustness
 from tests.test_end_to_end import SIZES
 from weft import cli, folder
 from weft.api import Translator
@@ -195,6 +197,8 @@ def test_what_is_in_the_language_already_stays(model: Path, capsys: pytest.Captu
     assert (kept.text, kept.log_prob) == ("uno dos tres", 0.0)
     assert kept.attention.weights.shape == (4, 5)
     assert translator.translate("uno dos tres", to="es", from_="en").log_prob < 0.0  # as it was told
+    assert translator.translate("uno", to="es").log_prob < 0.0  # a word alone may be one of several languages
+    assert translator.translate("?! 😀 42", to="es").text == "?! 😀 42"  # is no language
     assert cli.main(["translate", str(model), "uno dos tres", "--to", "en", "--from", "es"]) == 0
     assert capsys.readouterr().out == "one two three\n"
     assert cli.main(["translate", str(model), "uno", "--to", "en", "--from", "it"]) == 2
@@ -242,3 +246,19 @@ def test_capitals(model: Path) -> None:
     found = translator.translate("ONE TWO", to="es", recase=True)
     quiet = translator.translate("One two", to="es")
     assert (found.text, found.source, found.log_prob) == (quiet.text.upper(), "ONE TWO", quiet.log_prob)
+
+
+def test_hard_text_keeps_its_lines_and_what_is_carried_over_is_counted(model: Path) -> None:
+    translator = weft.load(model)
+    assert isinstance(translator, Translator)
+    outcomes = robustness.tried(translator, "es", None)
+    assert [outcome.case for outcome in outcomes] == list(robustness.CASES)
+    said = {outcome.case.what: outcome for outcome in outcomes}
+    assert said["empty"].translation == said["only spaces"].translation == ""
+    assert said["marks only"].translation == "?!…"
+    assert said["pictures only"][1:] == ("😀🎉", 2, 2)
+    assert said["an address"].wanted == said["mail"].wanted == said["decimals"].wanted == 1
+    assert said["HTML"].wanted == 2
+    lines = robustness.table(outcomes).splitlines()
+    assert len(lines) == len(robustness.CASES) + 2
+    assert {len(re.findall(r"(?<!\\)\|", line)) for line in lines} == {5}

@@ -366,10 +366,18 @@ class Translator:
         return lines
 
     def _part(self, piece: Piece, tokens: list[int], number: int, way: Way) -> Part:
-        """A piece of line ``number`` behind its mark; it stays as it is if it is surely in the language asked for."""
-        languages = self.tokenizers.languages if way.told else None
-        is_said = languages is not None and languages.of(tokens).get(way.told or "", 0.0) > SURE
+        """A piece of line ``number`` behind its mark; see ``_is_said``."""
+        is_said = way.told is not None and self._is_said(piece.text, tokens, way.told)
         return Part(piece, way.mark + tokens, number, is_said)
+
+    def _is_said(self, text: str, tokens: Sequence[int], language: str) -> bool:
+        """Whether a text is the same in this language: it has no letters, or words enough to be sure."""
+        if not any(letter.isalpha() for letter in text):
+            return bool(text.strip())
+        languages = self.tokenizers.languages
+        if languages is None or len(text.split()) < 2:
+            return False
+        return languages.of(tokens).get(language, 0.0) > SURE
 
     def _translated(
         self, lines: Sequence[Line], search: Search, prefixes: Sequence[Sequence[int]] | None = None
