@@ -14,7 +14,6 @@ from torch import Tensor
 from tests.kernels.test_steady import threads
 from weft.kernels import cross_entropy, linear, machine, native, products
 from weft.kernels.cross_entropy import linear_cross_entropy, linear_rdrop
-from weft.training.optim import orthogonal
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason=f"no compiled library: {native.why_not()}")
 
@@ -100,14 +99,6 @@ def test_a_large_linear_layer_has_torchs_output_and_gradients(bias: bool) -> Non
         torch.autograd.grad(y, inputs, way), torch.autograd.grad(wanted, inputs, way.double()), strict=True
     ):
         torch.testing.assert_close(mine, other, atol=2e-3, rtol=1e-4)
-
-
-@pytest.mark.parametrize("shape", [(64, 160), (160, 64), (96, 96)])
-def test_muon_orthogonalises_as_with_torchs_products(shape: tuple[int, int]) -> None:
-    matrix = torch.randn(shape)
-    found = orthogonal(matrix)
-    with products.compiled(False):
-        torch.testing.assert_close(found, orthogonal(matrix), atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("vocab_size", [5, 16, 1003])

@@ -144,7 +144,7 @@ def test_orthogonal_takes_singular_values_through_the_quintic_five_times(shape: 
     s = s / s.norm()
     for _ in range(5):
         s = 3.4445 * s - 4.7750 * s**3 + 2.0315 * s**5
-    found = orthogonal(matrix)
+    (found,) = orthogonal(matrix[None])
     torch.testing.assert_close(found, u @ s.diag() @ v, rtol=1e-10, atol=1e-10)
     values = torch.linalg.svdvals(found)
     assert 0.6 < float(values.min()) <= float(values.max()) < 1.3
@@ -157,11 +157,20 @@ def test_orthogonal_in_single_precision_of_matrices_with_next_to_no_rank(shape: 
     sizes = torch.cat([torch.ones(rank), torch.full((min(shape) - rank,), 1e-5)]).double()
     u, v = (torch.linalg.qr(torch.randn(side, min(shape), dtype=torch.float64))[0] for side in shape)
     matrix = u @ sizes.diag() @ v.T
-    torch.testing.assert_close(orthogonal(matrix.float()).double(), orthogonal(matrix), rtol=0, atol=2e-5)
+    expected = orthogonal(matrix[None])
+    torch.testing.assert_close(orthogonal(matrix[None].float()).double(), expected, rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("shape", [(6, 6), (4, 12), (12, 4)])
+def test_each_of_several_is_made_orthogonal_for_itself(shape: tuple[int, int]) -> None:
+    matrices = torch.randn(3, *shape, dtype=torch.float64) * torch.tensor([1.0, 1e-3, 50.0]).view(3, 1, 1)
+    found = orthogonal(matrices)
+    for matrix, each in zip(matrices, found, strict=True):
+        torch.testing.assert_close(each, orthogonal(matrix[None])[0], rtol=1e-12, atol=1e-12)
 
 
 def test_orthogonal_of_nothing_is_nothing() -> None:
-    assert torch.equal(orthogonal(torch.zeros(3, 4)), torch.zeros(3, 4))
+    assert torch.equal(orthogonal(torch.zeros(2, 3, 4)), torch.zeros(2, 3, 4))
 
 
 def test_muon_is_for_the_matrices_of_linear_layers() -> None:

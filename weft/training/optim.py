@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from weft.config import TrainingConfig
-from weft.kernels.products import add_product, product
 
 _MOMENTUM = 0.95  # of Muon, as its makers chose it
 _QUINTIC = (3.4445, -4.7750, 2.0315)  # of Newton–Schulz: the steepest at 0 that keeps singular values near 1
 _ROUNDS = 5
+_TOGETHER = 1 << 22  # numbers of matrices that are made orthogonal at once
 _LONG = 2  # times as long as it is wide: where rounds on X Xᵀ alone are fewer multiplications
 
 
@@ -73,6 +73,7 @@ class Optimizer:
         self.parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         hidden = linear_weights(model) if config.optimizer == "muon" else set()
         self._momenta = {name: torch.zeros_like(self.parameters[name]) for name in self.parameters if name in hidden}
+        self._alike = _alike(self._momenta)
         self._others = {name: p for name, p in self.parameters.items() if name not in hidden}
         self._moments = {
             name: _Moments(torch.zeros_like(p), torch.zeros_like(p), torch.zeros((), device=p.device))
@@ -145,14 +146,15 @@ class Optimizer:
 
     @torch.no_grad()
     def _muon(self, rate: float) -> None:
-        """The update of the matrices that Muon has."""
-        for name, momentum in self._momenta.items():
-            p = self.parameters[name]
-            if p.grad is not None:
-                momentum.lerp_(p.grad, 1.0 - _MOMENTUM)
-                update = orthogonal(p.grad.lerp(momentum, _MOMENTUM))  # a step ahead, as Nesterov has it
-                p.mul_(1.0 - rate * self.config.weight_decay)
-                p.add_(update, alpha=-rate * 0.2 * sqrt(max(p.shape)))
+        """The update of the matrices that Muon has, those of one shape together."""
+        for names in self._alike:
+            parameters, momenta = ([of[name] for name in names] for of in (self.parameters, self._momenta))
+            gradients = [p.grad if p.grad is not None else torch.zeros_like(p) for p in parameters]
+            torch._foreach_lerp_(momenta, gradients, 1.0 - _MOMENTUM)
+            ahead = torch._foreach_lerp(gradients, momenta, _MOMENTUM)  # a step ahead, as Nesterov has it
+            updates = orthogonal(torch.stack(ahead)).unbind()
+            torch._foreach_mul_(parameters, 1.0 - rate * self.config.weight_decay)
+            torch._foreach_add_(parameters, updates, alpha=-rate * 0.2 * sqrt(max(parameters[0].shape)))
 
 
 class _Moments(NamedTuple):
@@ -178,35 +180,47 @@ def linear_weights(model: nn.Module) -> set[str]:
     return {name for name, p in model.named_parameters() if id(p) in layers}
 
 
-def orthogonal(matrix: Tensor) -> Tensor:
-    """About the nearest orthogonal matrix: the same singular vectors, singular values from 0.7 to 1.2 unless next to 0.
+def _alike(tensors: Mapping[str, Tensor]) -> list[list[str]]:
+    """The names of tensors of one shape together, up to about 4 million numbers: products of many go faster."""
+    found: dict[torch.Size, list[list[str]]] = {}
+    for name, tensor in tensors.items():
+        groups = found.setdefault(tensor.shape, [[]])
+        if groups[-1] and (len(groups[-1]) + 1) * tensor.numel() > _TOGETHER:
+            groups.append([])
+        groups[-1].append(name)
+    return [group for groups in found.values() for group in groups]
+
+
+def orthogonal(matrices: Tensor) -> Tensor:
+    """About the nearest orthogonal matrix to each of [B, R, C]: singular values from 0.7 to 1.2 unless next to 0.
 
     Five rounds of Newton–Schulz, X ← q X with q = a + b (X Xᵀ) + c (X Xᵀ)², which take each singular value x to
-    a x + b x³ + c x⁵. For a long matrix the rounds are made on X Xᵀ ← q (X Xᵀ) q, and X is multiplied once by all the
-    q. In the matrix's own precision: torch.optim.Muon has bf16, in which a CPU without bf16 instructions multiplies
+    a x + b x³ + c x⁵. For long matrices the rounds are made on X Xᵀ ← q (X Xᵀ) q, and X is multiplied once by all the
+    q. In the matrices' own precision: torch.optim.Muon has bf16, in which a CPU without bf16 instructions multiplies
     several times more slowly.
     """
-    x = matrix if matrix.shape[0] <= matrix.shape[1] else matrix.T.contiguous()  # the smaller of the two products
-    x = x / x.norm().clamp(min=1e-7)  # now no singular value is over 1
-    if x.shape[1] < _LONG * x.shape[0]:
+    is_tall = matrices.shape[1] > matrices.shape[2]
+    x = matrices.mT.contiguous() if is_tall else matrices  # the smaller of the two products
+    x = x / torch.linalg.matrix_norm(x, keepdim=True).clamp(min=1e-7)  # now no singular value is over 1
+    if x.shape[2] < _LONG * x.shape[1]:
         for _ in range(_ROUNDS):
-            x = product(_factor(product(x, x.T)), x)
+            x = torch.bmm(_factor(torch.bmm(x, x.mT)), x)
     else:
-        gram = product(x, x.T)
+        gram = torch.bmm(x, x.mT)
         q = every = _factor(gram)
         for _ in range(_ROUNDS - 1):
-            gram = product(product(q, gram), q)
+            gram = torch.bmm(torch.bmm(q, gram), q)
             q = _factor(gram)
-            every = product(q, every)
-        x = product(every, x)
-    return x if matrix.shape[0] <= matrix.shape[1] else x.T
+            every = torch.bmm(q, every)
+        x = torch.bmm(every, x)
+    return x.mT if is_tall else x
 
 
 def _factor(gram: Tensor) -> Tensor:
     """a + b · gram + c · gram²."""
     a, b, c = _QUINTIC
-    q = add_product(b * gram, c * gram, gram)
-    q.diagonal().add_(a)
+    q = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
+    q.diagonal(dim1=-2, dim2=-1).add_(a)
     return q
 
 
