@@ -15,7 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks import peers, timing, training
+from benchmarks import characters, peers, timing, training
 from benchmarks.peers import Case
 from benchmarks.training import Data, Plain, Way, Weft
 from weft.config import BOS, EOS, PAD
@@ -254,3 +254,28 @@ def test_the_program_measures_and_writes(
         training.main(["--quick", "--strict"])
     with pytest.raises(SystemExit, match="2"):
         training.main(["--quick", "--only", "nobody"])
+
+
+def test_nanogpts_rate_goes_up_and_down_to_a_tenth() -> None:
+    rates = [characters.peer_rate(step) for step in range(1, characters.STEPS + 1)]
+    assert rates[49] == pytest.approx(5e-4)
+    assert max(rates) == pytest.approx(1e-3) == pytest.approx(rates[99])
+    assert rates[-1] == pytest.approx(1e-4)
+    assert rates[1049] == pytest.approx(5.5e-4)  # half way down
+
+
+def test_character_models_are_trained_side_by_side(
+    weft_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WEFT_DATA", str(weft_data))
+    monkeypatch.setenv("WEFT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(characters, "ROUNDS", 1)
+    few = ["--steps", "3", "--peer-steps", "3", "--turns", "1", "--no-compile", "--json", str(tmp_path / "out.json")]
+    characters.main(few)
+    said = capsys.readouterr().out
+    assert "missed (at most 1.88)" in said  # nothing is learned in three steps
+    runs = json.loads((tmp_path / "out.json").read_text())["runs"]
+    assert len(runs) == 2
+    for ((seconds, loss),) in runs.values():
+        assert seconds > 0
+        assert 3.0 < loss < 4.7  # about ln 69 at first
