@@ -274,7 +274,7 @@ def test_character_models_are_trained_side_by_side(
     characters.main(few)
     said = capsys.readouterr().out
     assert "missed (at most 1.88)" in said  # nothing is learned in three steps
-    runs = json.loads((tmp_path / "out.json").read_text())["runs"]
+    runs = json.loads((tmp_path / "out.json").read_text())["results"]["runs"]
     assert len(runs) == 2
     for ((seconds, loss),) in runs.values():
         assert seconds > 0
