@@ -46,7 +46,7 @@ from weft.data.batching import Batch
 from weft.data.corpora import open_pairs
 from weft.data.vocabulary import make_pair, train_tokenizer
 from weft.kernels import machine
-from weft.kernels.products import compiled, fastest
+from weft.kernels.losses import compiled, fastest
 from weft.training import loop
 from weft.training.checkpoint import RunFolder
 from weft.training.distributed import Ranks

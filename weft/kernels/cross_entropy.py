@@ -19,10 +19,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from weft.kernels import products
+from weft.kernels import losses
 from weft.kernels.linear import bf16_matmul
 from weft.kernels.plain import is_plain
-from weft.kernels.products import add_product, product
 
 _CHUNK = 1 << 22  # logits at a time: 16 MiB in fp32
 _ROWS = 128  # but at least so many rows: the gradient of the weights is read and written once a chunk
@@ -179,7 +178,7 @@ class _Layer:
         self.dbias = torch.zeros_like(self.dweight[:, 0])
 
     def logits(self, rows: Tensor) -> Tensor:
-        z = bf16_matmul(rows, self.weight.t()).float() if self.narrow else product(rows, self.weight.t())
+        z = bf16_matmul(rows, self.weight.t()).float() if self.narrow else torch.mm(rows, self.weight.t())
         return z if self.bias is None else z.add_(self.bias)
 
     def back(self, rows: Tensor, dlogits: Tensor) -> Tensor:
@@ -187,8 +186,8 @@ class _Layer:
         if self.bias is not None:
             self.dbias += dlogits.sum(0)
         if not self.narrow:
-            add_product(self.dweight, dlogits.t(), rows)
-            return product(dlogits, self.weight)
+            self.dweight.addmm_(dlogits.t(), rows)
+            return torch.mm(dlogits, self.weight)
         dlogits = dlogits.to(rows.dtype)
         self.dweight += bf16_matmul(dlogits.t(), rows)
         return bf16_matmul(dlogits, self.weight)
@@ -209,8 +208,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
         total, nll = rows.new_zeros(2, dtype=torch.float64).unbind()
         for chunk in _chunks(len(rows), len(weight)):
             z, wanted = layer.logits(rows[chunk]), targets[chunk, None]
-            if products.is_compiled(z):
-                costs = products.cross_entropy(z, targets[chunk], smoothing, train).sum(0, dtype=torch.float64)
+            if losses.is_compiled(z):
+                costs = losses.cross_entropy(z, targets[chunk], smoothing, train).sum(0, dtype=torch.float64)
                 nll, total = nll + costs[0], total + costs[1]
                 if drows is not None:
                     drows[chunk] = layer.back(rows[chunk], z)
@@ -262,9 +261,9 @@ class _LinearRDrop(torch.autograd.Function):
         for chunk in _chunks(len(a), 2 * len(weight)):
             wanted = targets[chunk, None]
             logs = [layer.logits(rows[chunk]) for rows, _ in passes]
-            if products.is_compiled(*logs):
+            if losses.is_compiled(*logs):
                 given = targets[chunk], smoothing, apart, train
-                costs, far = (x.sum(0, dtype=torch.float64) for x in products.rdrop(logs[0], logs[1], *given))
+                costs, far = (x.sum(0, dtype=torch.float64) for x in losses.rdrop(logs[0], logs[1], *given))
                 nll, entropy, divergence = nll + costs[0], entropy + costs[1], divergence + far
                 for (rows, drows), grad in zip(passes if train else (), logs, strict=train):
                     drows[chunk] = layer.back(rows[chunk], grad)

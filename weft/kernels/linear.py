@@ -19,10 +19,7 @@ from torch.autograd.function import once_differentiable
 
 from weft.kernels.machine import bf16_products
 from weft.kernels.plain import is_plain
-from weft.kernels.products import is_compiled, product
 from weft.kernels.steady import by_rows, is_steady
-
-_WORTH = 1 << 26  # multiplications from which on the compiled product's gain is more than its call costs
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, scale: Tensor | None = None) -> Tensor:
@@ -41,12 +38,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, scale: Tensor 
     if x.dtype == weight.dtype:
         if bias is not None and bias.dtype != x.dtype:
             bias = bias.to(x.dtype)
-        if is_steady():
-            return by_rows(x, weight, bias)
-        if not is_compiled(x, weight) or is_plain() or x.numel() * len(weight) < _WORTH:
-            return F.linear(x, weight, bias)
-        y: Tensor = _CompiledLinear.apply(x, weight, bias)  # type: ignore[no-untyped-call]
-        return y
+        return by_rows(x, weight, bias) if is_steady() else F.linear(x, weight, bias)
     if x.dtype != torch.bfloat16 or weight.dtype != torch.float32:
         raise ValueError(
             f"x is {x.dtype} and the parameters {weight.dtype}: expected the same, or bfloat16 and float32"
@@ -55,8 +47,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, scale: Tensor 
         return reference(x, weight, bias)
     if x.device.type != "cpu":
         return F.linear(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
-    z: Tensor = _Bf16Linear.apply(x, weight, bias)  # type: ignore[no-untyped-call]
-    return z
+    y: Tensor = _Bf16Linear.apply(x, weight, bias)  # type: ignore[no-untyped-call]
+    return y
 
 
 def narrowed(weight: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
@@ -88,22 +80,6 @@ def bf16_matmul(a: Tensor, b: Tensor) -> Tensor:
     if a.device.type == "cpu" and not bf16_products():
         a, b = a.float(), b.float()
     return by_rows(a, b.t()) if is_steady() else torch.mm(a, b)
-
-
-class _CompiledLinear(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        return product(_rows(x), weight.t(), bias).view(*x.shape[:-1], weight.shape[0])
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight = ctx.saved_tensors
-        rows = _rows(grad)
-        dx = product(rows, weight).view_as(x) if ctx.needs_input_grad[0] else None
-        dweight = product(rows.t(), _rows(x)) if ctx.needs_input_grad[1] else None
-        return dx, dweight, rows.sum(0) if ctx.needs_input_grad[2] else None
 
 
 class _Bf16Linear(torch.autograd.Function):

@@ -67,12 +67,6 @@ def cpu_name() -> str:
 
 
 @cache
-def cpu_vendor() -> str:
-    """Who made the CPU, as Linux says it of those of the x86 family; else empty."""
-    return _cpuinfo("vendor_id")
-
-
-@cache
 def cpu_instructions() -> str:
     """Everything that tells one kind of CPU from another, for what was compiled for this one."""
     return f"{cpu_name()} {platform.machine()} {_cpuinfo('flags') or _cpuinfo('Features')}"

@@ -30,7 +30,7 @@ import torch
 from torch import Tensor, nn
 
 from weft.config import TrainingConfig, nearest
-from weft.kernels import machine, native, products
+from weft.kernels import losses, machine, native
 from weft.kernels.plain import plain
 from weft.models.contract import Loss
 from weft.training import optim
@@ -167,8 +167,8 @@ def train(
             if validate is None and config.patience:
                 raise ValueError(f"training.patience={config.patience} needs a validation, but there is none")
             machine.keep_memory()
-            compiled = training.products == "compiled" and not config.reference
-            with plain(config.reference), products.compiled(compiled):
+            compiled = training.losses == "compiled" and not config.reference
+            with plain(config.reference), losses.compiled(compiled):
                 training.run(validate, best)
         return training.outcome()
 
@@ -192,7 +192,7 @@ class _Training:
         self.optimizer = optim.Optimizer(model, config)
         self.mean = optim.Mean(self.optimizer.parameters, config.ema) if config.ema else None
         self.state = _State()
-        self.precision, self.products = config.precision, "torch"
+        self.precision, self.losses = config.precision, "torch"
         self.clock = time.perf_counter()
         self.logged = (self.clock, 0)  # when, and after how many tokens, the last line of the log was written
 
@@ -201,13 +201,13 @@ class _Training:
         note = self.report.note
         if self.ranks.first:
             facts = {"the machine": machine.describe(), "the number of processes": str(self.ranks.world)}
-            choices = {"precision": fastest_precision(), "products": products.fastest()}
+            choices = {"precision": fastest_precision(), "losses": losses.fastest()}
             chosen = self.folder.begin(identity, facts, choices, fork=fork, note=note)
             if self.precision == "auto":
                 self.precision = cast(Literal["bf16", "fp32"], chosen["precision"])
-            self.products = chosen.get("products", "torch")
-            if self.products == "compiled" and (why := native.why_not()):
-                note(f"products were compiled and are torch's ({why}): the last bits may differ")
+            self.losses = chosen.get("losses", "torch")
+            if self.losses == "compiled" and (why := native.why_not()):
+                note(f"losses were compiled and are torch's ({why}): the last bits may differ")
             found = self.folder.newest(self._needs, note)
             self.state = _State(**found) if found else _State()
             step = self.state.step
@@ -219,9 +219,7 @@ class _Training:
                     copy_into(tensors, saved if saved or name != "mean" else self.optimizer.parameters)
                 self._prune()
                 note(f"{self.folder.path}: {'finished' if self.state.finished else 'going on'} after step {step:,}")
-        self.precision, self.products, stored = self.ranks.share_json(
-            [self.precision, self.products, asdict(self.state)]
-        )
+        self.precision, self.losses, stored = self.ranks.share_json([self.precision, self.losses, asdict(self.state)])
         self.state = _State(**stored)
         for tensors in self._tensors().values():
             self.ranks.share(tensors.values())
@@ -242,7 +240,7 @@ class _Training:
             "kernels": "the plain formulas"
             if config.reference
             else "the fast ones (--reference for the plain formulas)",
-            "products": self.products,
+            "losses": self.losses,
             "parameters": f"{sum(p.numel() for p in self.optimizer.parameters.values()):,}",
             "epochs": f"{self._epoch(config.steps):.1f}",
             "time": f"at most about {duration(seconds)} on this machine, validations not counted",

@@ -1,7 +1,6 @@
-// What Python calls; see weft/models/compiled.py and weft/kernels/products.py.
+// What Python calls; see weft/models/compiled.py and weft/kernels/losses.py.
 
 #include "losses.h"
-#include "matrices.h"
 #include "search.h"
 
 using namespace weft;
@@ -46,11 +45,6 @@ void weft_linear(const float* x, int32_t rows, const Matrix* w, float* y, int32_
   share(rows, threads, FEW, 4096, [&](int begin, int end) {
     multiply(x + int64_t(begin) * w->in, end - begin, *w, y + int64_t(begin) * w->out, w->out);
   });
-}
-
-void weft_product(const Plain* a, const Plain* b, float* c, int64_t stride, int64_t rows, int64_t columns,
-                  int64_t depth, const float* bias, int32_t add, int32_t threads) {
-  multiply(*a, *b, c, stride, rows, columns, depth, bias, add, threads);
 }
 
 void weft_cross_entropy(float* z, int32_t rows, int64_t n, const int64_t* targets, float smoothing, int32_t train,

@@ -5,10 +5,6 @@ from __future__ import annotations
 import ctypes
 
 
-class Plain(ctypes.Structure):
-    _fields_ = [("at", ctypes.c_void_p), ("row", ctypes.c_int64), ("column", ctypes.c_int64)]
-
-
 class Matrix(ctypes.Structure):
     _fields_ = [
         ("panels", ctypes.c_void_p),

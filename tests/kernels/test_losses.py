@@ -1,0 +1,72 @@
+"""Compiled losses of training: those of torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tests.kernels.test_steady import threads
+from weft.kernels import cross_entropy, losses, native
+from weft.kernels.cross_entropy import linear_cross_entropy, linear_rdrop
+
+pytestmark = pytest.mark.skipif(native.library() is None, reason=f"no compiled library: {native.why_not()}")
+
+
+@pytest.fixture(autouse=True)
+def on() -> Iterator[None]:
+    with losses.compiled():
+        yield
+
+
+@pytest.mark.parametrize("vocab_size", [5, 16, 1003])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_compiled_losses_are_the_plain_ones(vocab_size: int, smoothing: float) -> None:
+    first, second = (torch.randn(40, 12, requires_grad=True) for _ in range(2))
+    weight, bias = torch.randn(vocab_size, 12, requires_grad=True), torch.randn(vocab_size, requires_grad=True)
+    targets = torch.randint(vocab_size, (40,))
+    targets[::7] = -100
+    inputs = [first, second, weight, bias]
+    for count in (1, 2):
+        with threads(count):
+            one = linear_cross_entropy(first, weight, targets, bias, smoothing)
+            two = linear_rdrop(first, second, weight, targets, bias, smoothing, apart=1.7)
+    plain_one = cross_entropy.reference(first, weight, targets, bias, smoothing)
+    plain_two = cross_entropy.rdrop_reference(first, second, weight, targets, bias, smoothing, apart=1.7)
+    torch.testing.assert_close([one.total, one.nll], [plain_one.total, plain_one.nll], rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(
+        [two.total, two.nll, two.divergence],
+        [plain_two.total, plain_two.nll, plain_two.divergence],
+        rtol=1e-5,
+        atol=1e-4,
+    )
+    for mine, plain, used in ((one, plain_one, [first, weight, bias]), (two, plain_two, inputs)):
+        for a, b in zip(torch.autograd.grad(mine.total, used), torch.autograd.grad(plain.total, used), strict=True):
+            torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-4)
+
+
+def test_no_number_stays_none_and_a_banned_word_costs_nothing() -> None:
+    hidden, weight, targets = torch.randn(20, 4), torch.randn(30, 4), torch.arange(20)
+    bias = torch.zeros(30)
+    bias[25] = -torch.inf
+    expected = F.cross_entropy(hidden @ weight.T + bias, targets, reduction="sum")
+    torch.testing.assert_close(linear_cross_entropy(hidden, weight, targets, bias).total, expected)
+    hidden[3, 1] = torch.nan
+    assert linear_cross_entropy(hidden, weight, targets).total.isnan()
+    assert linear_rdrop(hidden, hidden, weight, targets).total.isnan()
+
+
+def test_training_takes_them_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert losses.fastest() == "compiled"
+    monkeypatch.setattr(losses, "_library", lambda: None)
+    assert losses.fastest() == "torch"
+
+
+def test_other_types_and_the_outside_are_torchs() -> None:
+    logits = torch.randn(3, 4)
+    assert losses.is_compiled(logits)
+    assert not losses.is_compiled(logits, logits.double())
+    with losses.compiled(False):
+        assert not losses.is_compiled(logits)

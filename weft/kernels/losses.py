@@ -1,0 +1,78 @@
+"""Softmax, cross entropy and R-Drop of logits, and their gradients, compiled: a row at a time, while it is near.
+
+Outside of ``compiled()``, and without a compiler, all is torch's (see cross_entropy.py).
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from weft.kernels import native
+
+_on: ctypes.CDLL | None = None  # autograd runs backward passes in threads of its own, so this is no context variable
+
+
+@contextmanager
+def compiled(on: bool = True) -> Iterator[None]:
+    """Inside, losses of fp32 logits on the CPU are compiled ones, in all threads; if there is a compiler."""
+    global _on
+    before, _on = _on, _library() if on else None
+    try:
+        yield
+    finally:
+        _on = before
+
+
+def is_compiled(*logits: Tensor) -> bool:
+    """Whether the losses of these are compiled ones here."""
+    return _on is not None and all(x.dtype == torch.float32 and x.device.type == "cpu" for x in logits)
+
+
+def fastest() -> str:
+    """Which losses training should take here, "compiled" or "torch"."""
+    return "torch" if _library() is None else "compiled"
+
+
+def cross_entropy(logits: Tensor, targets: Tensor, smoothing: float, train: bool) -> Tensor:
+    """[R, 2] −log p of each row's target, plain and smoothed; the logits [R, V] become their gradient, if so wanted.
+
+    Only for what ``is_compiled``.
+    """
+    assert _on is not None
+    costs = logits.new_empty(len(logits), 2)
+    _on.weft_cross_entropy(
+        logits.data_ptr(), len(logits), logits.shape[1], targets.data_ptr(), smoothing, train, costs.data_ptr(),
+        torch.get_num_threads(),
+    )  # fmt: skip
+    return costs
+
+
+def rdrop(
+    first: Tensor, second: Tensor, targets: Tensor, smoothing: float, apart: float, train: bool
+) -> tuple[Tensor, Tensor]:
+    """[R, 2] the costs of each row, the mean of two passes, and [R] how far they are apart; else as cross_entropy."""
+    assert _on is not None
+    costs, divergences = first.new_empty(len(first), 2), first.new_empty(len(first))
+    _on.weft_rdrop(
+        first.data_ptr(), second.data_ptr(), len(first), first.shape[1], targets.data_ptr(), smoothing, apart, train,
+        costs.data_ptr(), divergences.data_ptr(), torch.get_num_threads(),
+    )  # fmt: skip
+    return costs, divergences
+
+
+@cache
+def _library() -> ctypes.CDLL | None:
+    found = native.library()
+    if found is not None:
+        pointer, whole, short, real = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
+        found.weft_cross_entropy.argtypes = [pointer, short, whole, pointer, real, short, pointer, short]
+        found.weft_cross_entropy.restype = None
+        found.weft_rdrop.argtypes = [*[pointer] * 2, short, whole, pointer, real, real, short, *[pointer] * 2, short]
+        found.weft_rdrop.restype = None
+    return found
