@@ -218,6 +218,7 @@ def card(
         does = f"Goes on with a text, of which it sees the last {model.max_len:,} tokens"
     else:
         does = f"Translates from {data.source} to {data.target}" if data.source and data.target else "Translates text"
+        does = f"Translates between {', '.join(data.languages)}, each to each" if data.languages else does
     corpus = data.train if isinstance(data.train, str) else ", ".join(data.train)
     size = f"{parameters / 1e6:.1f} M" if parameters >= 100_000 else f"{parameters:,}"
     parts = [
