@@ -385,9 +385,9 @@ class Translator:
         """Each line's translation, in order: parts of like length are translated together."""
         parts = [part for line in lines for part in line.parts]
         found = [[self._said(part)] if part.is_said else [self._nothing] for part in parts]
-        wanted = [place for place, part in enumerate(parts) if not part.is_said and part.piece.text.strip()]
-        too_long = {part.number for line in lines if line.fault for part in line.parts}
-        wanted = [place for place in wanted if parts[place].number not in too_long]
+        faults = {part.number for line in lines if line.fault for part in line.parts}
+        asked = [bool(part.piece.text.strip()) and not part.is_said and part.number not in faults for part in parts]
+        wanted = [place for place, is_asked in enumerate(asked) if is_asked]
         lengths = [len(part.ids) + 1 for part in parts]
         most = search.source_tokens
         if search.is_compiled(self._seq2seq, prefixes):
