@@ -434,13 +434,15 @@ def _model_first(words: Sequence[str], default: str) -> tuple[str, list[str]]:
     """The model and the texts that are given, where the model may be left out.
 
     The first word names the model if it is a path or a name that is there, or looks like one: there is no space in it,
-    and a text follows it or it has a slash.
+    and a text follows it, or it has a slash or is next to a name.
     """
     from weft import folder
+    from weft.config import nearest
 
     first, *rest = words or [default]
     is_there = first in folder.names() or os.path.exists(first)
-    if is_there or not words or (len(first.split()) == 1 and (rest or os.sep in first)):
+    is_like = len(first.split()) == 1 and (rest or os.sep in first or nearest(first, folder.names()))
+    if is_there or not words or is_like:
         return first, rest
     return default, [first, *rest]
 
