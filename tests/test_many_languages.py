@@ -168,7 +168,8 @@ def test_a_model_that_comes_with_weft_may_be_left_out(
     for words in (["one two"], ["tatoeba", "one two"], ["one two", "three"], ["tatoeba", "one", "two"], ["one"]):
         assert cli.main(["translate", "--to", "es", *words]) == 0
     assert capsys.readouterr().out.split("\n")[:-1] == ["uno dos", "uno dos", "uno dos", "tres", "uno", "dos", "uno"]
-    for words in (["one", "two"], ["gone/model"], ["gone/model", "one"], ["tatoebe"]):  # these look like the names of models
+    like_names = (["one", "two"], ["gone/model"], ["gone/model", "one"], ["tatoebe"])
+    for words in like_names:
         assert cli.main(["translate", "--to", "es", *words]) == 2
         assert f"no model '{words[0]}'" in capsys.readouterr().err
 
