@@ -199,7 +199,9 @@ def test_what_is_in_the_language_already_stays(model: Path, capsys: pytest.Captu
     assert kept.attention.weights.shape == (4, 5)
     assert translator.translate("uno dos tres", to="es", from_="en").log_prob < 0.0  # as it was told
     assert translator.translate("uno", to="es").log_prob < 0.0  # a word alone may be one of several languages
-    assert translator.translate("?! 😀 42", to="es").text == "?! 😀 42"  # is no language
+    for from_ in (None, "en"):
+        assert translator.translate("?! 😀 42", to="es", from_=from_).text == "?! 😀 42"  # is no language
+    assert translator.translate("uno", to="es", from_="es").text == "uno"
     assert cli.main(["translate", str(model), "uno dos tres", "--to", "en", "--from", "es"]) == 0
     assert capsys.readouterr().out == "one two three\n"
     assert cli.main(["translate", str(model), "uno", "--to", "en", "--from", "it"]) == 2
@@ -218,12 +220,21 @@ def test_a_text_sentence_by_sentence(model: Path) -> None:
     assert found.log_prob == pytest.approx(sum(part.log_prob for part in alone))
     assert found.source_ids == alone[0].source_ids + alone[1].source_ids
     weights = found.attention.weights
-    assert weights.shape == (3 + 2, 4 + 3)
-    assert weights[:3, :4].equal(alone[0].attention.weights)
-    assert not weights[:3, 4:].any()
-    assert weights.sum(1).tolist() == pytest.approx([1.0] * 5)
+    assert weights.shape == (2 + 2, 4 + 3)  # the first sentence's end is left out
+    assert weights[:2, :4].equal(alone[0].attention.weights[:-1])
+    assert not weights[:2, 4:].any()
+    assert weights.sum(1).tolist() == pytest.approx([1.0] * 4)
+    best = found.n_best[0]
+    assert [place for place, _ in found.attention.pairs] == list(range(len(best.ids)))
+    assert len(best.token_log_probs) == len(best.ids) + 1
+    assert sum(best.token_log_probs) == pytest.approx(best.log_prob)
     assert translator.translate([text, "", "four"], to="de", split=True)[2].text == "vier"
-    # Several translations, or a beginning, are of the whole text.
+    padded = translator.translate(f"\n {text}", to="es", split=True)  # what is blank goes to no model
+    assert (padded.source_ids, padded.parts) == (found.source_ids, found.parts)
+    # Several translations, or a beginning, are of the whole text; a beginning changes nothing of another text.
+    both = translator.translate([text, "four"], to="es", split=True, prefix=["", "uno"], exact=True)
+    assert both[0] == translator.translate(text, to="es", split=True, exact=True)
+    assert both[1].text.startswith("uno")
     assert not translator.translate(text, to="es", split=True, n_best=2).parts
     assert not translator.translate(text, to="es", split=True, prefix="uno").parts
 
@@ -244,9 +255,21 @@ def test_a_very_long_text_is_cut_where_it_must_be(model: Path) -> None:
 def test_capitals(model: Path) -> None:
     translator = weft.load(model)
     assert isinstance(translator, Translator)
-    found = translator.translate("ONE TWO", to="es", recase=True)
-    quiet = translator.translate("One two", to="es")
-    assert (found.text, found.source, found.log_prob) == (quiet.text.upper(), "ONE TWO", quiet.log_prob)
+    found = translator.translate("ONE TWO SIX", to="es", recase=True)
+    quiet = translator.translate("One two six", to="es")
+    assert (found.text, found.source, found.log_prob) == (quiet.text.upper(), "ONE TWO SIX", quiet.log_prob)
+    assert translator.look("ONE TWO SIX", to="es", recase=True).record.about["target_text"] == found.text
+    with pytest.raises(ValueError, match="split"):
+        translator.look("one two", to="es", split=True)
+
+
+def test_sentences_of_a_line_are_drawn_each_for_itself(model: Path) -> None:
+    translator = weft.load(model)
+    assert isinstance(translator, Translator)
+    drawn = translator.translate("one\none\none\none", to="es", split=True, sample=True, temperature=50.0, seed=1)
+    assert len({part.text for part in drawn.parts}) > 1
+    alone = translator.translate("one", to="es", sample=True, temperature=50.0, seed=1)
+    assert drawn.parts[0].text == alone.text
 
 
 def test_hard_text_keeps_its_lines_and_what_is_carried_over_is_counted(model: Path) -> None:

@@ -436,12 +436,14 @@ def _model_first(words: Sequence[str], default: str) -> tuple[str, list[str]]:
     The first word names the model if it is a path or a name that is there, or looks like one: there is no space in it,
     and a text follows it, or it has a slash or is next to a name.
     """
+    from difflib import get_close_matches
+
     from weft import folder
-    from weft.config import nearest
 
     first, *rest = words or [default]
     is_there = first in folder.names() or os.path.exists(first)
-    is_like = len(first.split()) == 1 and (rest or os.sep in first or nearest(first, folder.names()))
+    mistyped = get_close_matches(first, folder.names(), cutoff=0.85)
+    is_like = len(first.split()) == 1 and (rest or os.sep in first or mistyped)
     if is_there or not words or is_like:
         return first, rest
     return default, [first, *rest]

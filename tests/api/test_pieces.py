@@ -35,12 +35,31 @@ def test_a_single_sentence_is_given_as_it_stands() -> None:
 )
 def test_capitals_are_made_small_and_the_translation_loud(text: str, quiet: str) -> None:
     (piece,) = pieces(text, recase=True)
-    assert piece == Piece(quiet, "", is_loud=True)
+    assert piece == Piece(quiet, "", loud=text)
+    assert piece.original == text
     assert piece.said("así es") == "ASÍ ES"
     assert pieces(text) == [Piece(text)]
 
 
-@pytest.mark.parametrize("text", ["NASA", "OK!", "A B", "The USA", "Mr. X", "42 + 17", "", "猫は ねこ", "U. S. A."])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(
+            "NASA",
+            "OK!",
+            "A B",
+            "The USA",
+            "Mr. X",
+            "42 + 17",
+            "",
+            "U. S. A.",
+            "A. B. C. D. E.",
+            "USA, UK",
+            "NATO, EU 2024",
+        ),
+        *("猫は ねこ", "我们在 USA 吃面包。", "אני גר ב USA היום", "हम USA में रहते हैं", "私はNHKをみます A"),
+    ],
+)
 def test_abbreviations_and_other_scripts_are_not_loud(text: str) -> None:
     (piece,) = pieces(text, recase=True)
     assert piece == Piece(text)
@@ -49,4 +68,12 @@ def test_abbreviations_and_other_scripts_are_not_loud(text: str) -> None:
 
 def test_each_sentence_is_loud_or_not_for_itself() -> None:
     found = pieces("GO AWAY NOW! Please. ", fits=lambda part: True, recase=True)
-    assert found == [Piece("Go away now!", " ", is_loud=True), Piece("Please.", " ")]
+    assert found == [Piece("Go away now!", " ", loud="GO AWAY NOW!"), Piece("Please.", " ")]
+
+
+def test_a_space_comes_between_sentences_that_need_none_in_their_own_script() -> None:
+    first, second = pieces("猫です。犬です。", fits=lambda part: True)
+    assert (first.after, second.after) == ("", "")
+    assert first.between("It is a cat.") == " "
+    assert first.between("是猫。") == ""
+    assert Piece("猫です。", "\n").between("It is a cat.") == "\n"

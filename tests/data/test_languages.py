@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from weft.config import TokenizerConfig
+from weft.config import UNK, TokenizerConfig
 from weft.data.languages import Languages
 from weft.data.tokenizers import TokenizerPair
 from weft.data.vocabulary import train_tokenizer
@@ -35,13 +35,18 @@ def test_the_words_tell(pair: TokenizerPair) -> None:
 
 
 def test_it_is_bayes_rule(pair: TokenizerPair) -> None:
-    """As counted by hand: a word that was met n times in a text of N words has p = (n + ½) / (N + V/2)."""
+    """As counted by hand: of 12 English words 3 are "the", of 12 Spanish ones none."""
     assert pair.languages is not None
-    size = pair.source.vocab_size
-    met = {"en": (3, 12), "es": (0, 12)}  # "the"
-    chance = {name: (n + 0.5) / (total + size / 2) for name, (n, total) in met.items()}
-    expected = chance["en"] / sum(chance.values())
-    assert pair.languages.of(pair.source.encode("the"))["en"] == pytest.approx(expected, abs=0.02)
+    common, unseen = 1e-3 * (3 / 12) / 2, 0.5 / 12
+    chance = {"en": 3 / 12 + common + unseen, "es": common + unseen}
+    found = pair.languages.of(pair.source.encode("the"))
+    assert found["en"] == pytest.approx(chance["en"] / sum(chance.values()), abs=0.02)
+
+
+def test_what_no_language_has_tells_nothing(pair: TokenizerPair) -> None:
+    more = {"en": TEXTS["en"] * 50, "es": TEXTS["es"]}
+    uneven = Languages.learned(more, pair.source)
+    assert uneven.of([UNK] * 20) == {"en": 0.5, "es": 0.5}
 
 
 def test_nothing_tells_nothing(pair: TokenizerPair) -> None:
@@ -61,16 +66,30 @@ def test_it_is_kept_beside_the_tokenizer(pair: TokenizerPair, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{", "[]", "{}", '{"en": [1, 2]}', '{"en": "x"}', '{"en": [1e400, 1]}', '{"en": null}', '{"en": {}}']
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        "{}",
+        '{"en": [1, 2]}',
+        '{"en": "x"}',
+        '{"en": [1e400, 1]}',
+        '{"en": null}',
+        '{"en": {}}',
+        '{"en": [1.7, 1, 1]}',
+        '{"en": [true, 1, 1]}',
+        "[" * 100_000,
+    ],
 )
 def test_a_damaged_table_is_one_line(text: str, tmp_path: Path) -> None:
     (tmp_path / "languages.json").write_text(text)
-    with pytest.raises(ValueError, match=r"languages\.json: expected 3 numbers for each language") as error:
+    with pytest.raises(ValueError, match=r"languages\.json: expected 3 whole numbers for each language") as error:
         Languages.load(tmp_path / "languages.json", 3)
     assert "\n" not in str(error.value)
 
 
 def test_numbers_below_zero_are_refused(tmp_path: Path) -> None:
     (tmp_path / "t").write_text(json.dumps({"en": [1, -1, 2]}))
-    with pytest.raises(ValueError, match="none below 0"):
+    with pytest.raises(ValueError, match="from 0 to"):
         Languages.load(tmp_path / "t", 3)

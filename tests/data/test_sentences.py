@@ -25,6 +25,8 @@ from weft.data.sentences import cut, sentences
         ("Am 3. Mai kam er. Am 24. Dezember ging er.", ["Am 3. Mai kam er. ", "Am 24. Dezember ging er."]),
         ("It was 1969. He was born.", ["It was 1969. ", "He was born."]),
         ("He lives in the U.S. She does not.", ["He lives in the U.S. She does not."]),  # nobody can know
+        ("He was No. 1. Then he left.", ["He was No. 1. Then he left."]),
+        ("She lives at No. 12 now. Good.", ["She lives at No. 12 now. ", "Good."]),
         ("No. He left.", ["No. ", "He left."]),
         ("Wait... what?", ["Wait... what?"]),
         ("See example.com. Then 3.5 is more.", ["See example.com. Then 3.5 is more."]),  # a dot inside: no end
@@ -56,3 +58,12 @@ def test_it_is_cut_behind_a_comma_then_a_word_then_anywhere() -> None:
 
 def test_a_very_long_text_is_no_matter_of_depth() -> None:
     assert len(cut("a " * 20_000, lambda part: len(part) <= 10)) == 4_000
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["." * 200_000, " " * 200_000, "a" * 200_000 + " x. B", "A. " * 70_000, "One is here. " * 20_000, "\n" * 200_000],
+)
+def test_time_grows_with_the_length(text: str) -> None:
+    """A second's work at most; in the square of the length each would be minutes."""
+    assert "".join(sentences(text)) == text

@@ -49,12 +49,26 @@ def test_made_up_things_are_of_every_kind() -> None:
         assert any(re.fullmatch(kind, each) for each in found), kind
 
 
-@pytest.mark.parametrize("shared", ["Tomorrow it rains.", "El tomo de Tom."])
-def test_what_only_one_side_has_stays(shared: str) -> None:
-    """A part of a word, a word that comes twice, a small word or one that both have in small letters is no name."""
-    for source, target in draws(shared, "No hay nada, no."):
-        assert source.casefold().startswith(shared.casefold().rstrip("."))
-        assert target.casefold().startswith("no hay nada, no")
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [
+        ("Tom saw Tom.", "Tom vio a Tom."),  # twice
+        ("Tomorrow it is.", "Tom lo es."),  # a part of a word
+        ("a sofa here", "un sofa aquí"),  # in small letters
+        ("No, no.", "No es."),  # too short
+        ("At 17:45.", "A las 17:45."),  # not a number alone
+    ],
+)
+def test_what_is_no_name_of_both_sides_stays(source: str, target: str) -> None:
+    for one, other in draws(source, target):
+        assert one.casefold().startswith(source.casefold().rstrip("."))
+        assert other.casefold().startswith(target.casefold().rstrip("."))
+
+
+def test_the_name_is_exchanged_where_it_stands_alone() -> None:
+    for one, other in draws("Tom's father died before Tom was born.", "Toms Vater starb, bevor Tom geboren war."):
+        assert one.startswith("Tom's father died before ")
+        assert other.startswith("Toms Vater starb, bevor ")
 
 
 def test_without_a_shared_word_something_is_added_or_carelessly_left_out() -> None:

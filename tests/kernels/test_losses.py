@@ -29,10 +29,13 @@ def test_compiled_losses_are_the_plain_ones(vocab_size: int, smoothing: float) -
     targets = torch.randint(vocab_size, (40,))
     targets[::7] = -100
     inputs = [first, second, weight, bias]
+    found = []
     for count in (1, 2):
         with threads(count):
             one = linear_cross_entropy(first, weight, targets, bias, smoothing)
             two = linear_rdrop(first, second, weight, targets, bias, smoothing, apart=1.7)
+            found.append((one.total, one.nll, two.total, two.nll, two.divergence))
+    assert found[0] == found[1]
     plain_one = cross_entropy.reference(first, weight, targets, bias, smoothing)
     plain_two = cross_entropy.rdrop_reference(first, second, weight, targets, bias, smoothing, apart=1.7)
     torch.testing.assert_close([one.total, one.nll], [plain_one.total, plain_one.nll], rtol=1e-5, atol=1e-4)

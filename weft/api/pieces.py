@@ -1,20 +1,21 @@
 """What of a text goes to the model: the whole of it, or its sentences; in small letters what was in capitals.
 
 pieces("STOP THAT NOW. He did.", fits=lambda part: True, recase=True)
-# Stop that now. (is_loud, and a space after it)   He did.
+# Stop that now. (loud, and a space after it)   He did.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from weft.data.sentences import cut, sentences
 
 _WORD = re.compile(r"[^\W\d_]+")
+_WIDE_MARKS = ("。", "！", "？")
 _ALONE = re.compile(r"\bi\b(?=$|\s|['’.,;:!?])")
-_LOUD_WORDS, _LOUD_LETTERS = 2, 5  # fewer capitals are an abbreviation or a name
+_SEVERAL, _LONG = 3, 5  # so many words in capitals, or one so long, are no abbreviations
 
 
 @dataclass(frozen=True)
@@ -23,17 +24,27 @@ class Piece:
 
     Attributes:
         text: what the model is given.
-        after: the space between it and the next.
-        is_loud: whether it stood in capitals, as its translation then should.
+        after: what stands between it and the next.
+        loud: how it stood, if in capitals; else empty.
     """
 
     text: str
     after: str = ""
-    is_loud: bool = False
+    loud: str = ""
+
+    @property
+    def original(self) -> str:
+        """How it stood."""
+        return self.loud or self.text
 
     def said(self, translation: str) -> str:
         """The translation, as loud as the piece."""
-        return translation.upper() if self.is_loud else translation
+        return translation.upper() if self.loud else translation
+
+    def between(self, translation: str) -> str:
+        """What stands between its translation and the next: a space, where only the source needs none."""
+        needs_none = self.text.endswith(_WIDE_MARKS) and not translation.endswith(_WIDE_MARKS)
+        return self.after or " " * needs_none
 
 
 @dataclass(frozen=True)
@@ -43,23 +54,39 @@ class Way:
     Attributes:
         mark: what sources open with.
         split, recase: as asked for.
-        told: the language of a text that stays as it is; None if that is not asked.
+        to: the language asked for, if what is in it already is to stay as it is.
+        from_: the language of the text, if it was said.
     """
 
     mark: list[int]
     split: bool = False
     recase: bool = False
-    told: str | None = None
+    to: str | None = None
+    from_: str | None = None
 
 
 @dataclass(frozen=True)
 class Part:
-    """What is translated at once: its tokens without EOS, the number of its line from 0, whether it stays as it is."""
+    """What is translated at once.
+
+    Attributes:
+        piece: its text.
+        ids: its tokens, without EOS.
+        line: the number of its line, from 0.
+        place: of the part in its line, from 0.
+        is_said: whether it stays as it is.
+    """
 
     piece: Piece
     ids: Sequence[int]
-    number: int = 0
+    line: int = 0
+    place: int = 0
     is_said: bool = False
+
+    @property
+    def stream(self) -> int:
+        """The number of its random stream: that of its line, or for a later part of a line one of its own."""
+        return self.line + (self.place << 40)
 
 
 @dataclass(frozen=True)
@@ -87,15 +114,16 @@ def pieces(text: str, fits: Callable[[str], bool] | None = None, recase: bool = 
         core = part.strip()
         before, _, after = part.partition(core) if core else ("", "", part)
         if before and found:
-            found[-1] = Piece(found[-1].text, found[-1].after + before, found[-1].is_loud)
+            found[-1] = replace(found[-1], after=found[-1].after + before)
         found.append(_piece(core, after, recase))
     return found
 
 
 def _piece(text: str, after: str, recase: bool) -> Piece:
-    words = _WORD.findall(text)
-    loud = len(words) >= _LOUD_WORDS and sum(map(len, words)) >= _LOUD_LETTERS and text == text.upper() != text.lower()
-    return Piece(_quiet(text), after, True) if recase and loud else Piece(text, after)
+    words = [word for word in _WORD.findall(text) if len(word) > 1 or not word.isupper()]
+    enough = len(words) >= _SEVERAL or (len(words) > 1 and max(map(len, words)) >= _LONG)
+    is_loud = recase and enough and all(word.isupper() for word in words)
+    return Piece(_quiet(text), after, text) if is_loud else Piece(text, after)
 
 
 def _quiet(text: str) -> str:

@@ -122,7 +122,7 @@ class Translation(_Ranked):
     def attention(self) -> Alignment:
         """Where the model looked while it said the best translation; computed when first asked for."""
         if self.parts:
-            return Alignment.joined([part.attention for part in self.parts if part.source_ids])
+            return Alignment.joined([part.attention for part in self.parts])
         return self.translator.align(self.source_ids, self.n_best[0].ids)
 
     def json(self) -> str:
@@ -187,11 +187,12 @@ class Alignment:
 
     @classmethod
     def joined(cls, parts: Sequence[Alignment]) -> Alignment:
-        """Those of several sentences, none of which looked at another."""
+        """Those of several sentences, none of which looked at another; of the targets' ends only the last is left."""
+        rows = [part.weights if part is parts[-1] else part.weights[:-1] for part in parts]
         return cls(
             tuple(token for part in parts for token in part.source_tokens),
-            tuple(token for part in parts for token in part.target_tokens),
-            torch.block_diag(*(part.weights for part in parts)),
+            tuple(token for part, own in zip(parts, rows, strict=True) for token in part.target_tokens[: len(own)]),
+            torch.block_diag(*rows),
         )
 
     @property

@@ -123,9 +123,11 @@ class Translator:
         prefixes = [prefix or ""] * len(texts) if prefix is None or isinstance(prefix, str) else list(prefix)
         if len(prefixes) != len(texts):
             raise ValueError(f"expected a prefix for each of {len(texts)} texts, not {len(prefixes)}")
-        search, begun = self.search(**options), any(prefixes)
-        lines = _whole(self._read(texts, self._way(search, begun, options)))
-        found = self._translated(lines, search, self.tokenizers.target.encode_batch(prefixes) if begun else None)
+        search = self.search(**options)
+        way = self._way(search, options)
+        lines = _whole(self._read(texts, way, begun=[bool(each) for each in prefixes]))
+        begins = self.tokenizers.target.encode_batch(prefixes) if any(prefixes) else None
+        found = self._translated(lines, search, begins)
         return found[0] if isinstance(text, str) else found
 
     def translate_lines(
@@ -150,10 +152,12 @@ class Translator:
         if window < 1:
             raise ValueError(f"window must be ≥ 1, not {window}")
         search = self.search(**options)
-        return self._stream(iter(lines), window, skipped, search, self._way(search, False, options))
+        return self._stream(iter(lines), window, skipped, search, self._way(search, options))
 
     def score(self, source: str, target: str, to: str | None = None) -> Translation:
         """How probable the model finds a given translation, in all and (``n_best[0].token_log_probs``) by token.
+
+        Both texts are taken as they stand: not split, capitals as capitals.
 
         Args:
             source, target: texts.
@@ -202,7 +206,10 @@ class Translator:
         search = self.search(**options)
         if search.sampling is not None and search.sampling.samples > 1:
             raise ValueError(f"n_best={search.sampling.samples}: one translation that is drawn can be looked at")
-        lines = _whole(self._read([source], Way(self._mark(to))))
+        if options.get("split"):
+            raise ValueError("split: what is looked at is one text, a sentence or so")
+        way = Way(self._mark(to), recase=target is None and self._way(search, options).recase)
+        lines = _whole(self._read([source], way))
         with record(self.model, kinds=KINDS if target is None else (*KINDS, "hidden")) as seen:
             found = self._translated(lines, search)[0] if target is None else self.score(source, target, to)
         return of_translation(seen, found, way_of(search) if target is None else "forced")
@@ -217,6 +224,8 @@ class Translator:
         **options: Unpack[Options],
     ) -> list[Choice]:
         """The k most probable tokens at a place of a translation, given what stands before it.
+
+        The source is taken as it stands, as in ``score``.
 
         Args:
             source: a text.
@@ -273,6 +282,11 @@ class Translator:
             ValueError: if an option is unknown, out of range, or asks for nothing.
         """
         given = known(options, Options)
+        sources = self.recipe.data.languages or [self.recipe.data.source]
+        if (from_ := given.get("from_")) and from_ not in sources:
+            raise ValueError(
+                f"{from_!r}: this model translates from {' or '.join(filter(None, sources)) or 'any text'}"
+            )
         for name in _OF_TEXT:
             given.pop(name, None)
         replaced = given.pop("replace_unknown", self.recipe.decoding.replace_unknown)
@@ -297,24 +311,15 @@ class Translator:
             raise ValueError("this model cannot tell languages apart")
         return self.tokenizers.languages.of(self.tokenizers.source.encode(text))
 
-    def _way(self, search: Search, begun: bool, options: Options) -> Way:
-        """What these options ask of a text before the search.
-
-        Raises:
-            ValueError: if the model does not know a language.
-        """
-        decoding, to, from_ = self.recipe.decoding, options.get("to"), options.get("from_")
-        known = self.recipe.data.languages or [self.recipe.data.source]
-        if from_ is not None and from_ not in known:
-            raise ValueError(
-                f"{from_!r}: this model translates from {' or '.join(filter(None, known)) or 'one language'}"
-            )
-        single = search.answers == 1 and not begun
+    def _way(self, search: Search, options: Options) -> Way:
+        """What these options ask of a text before the search."""
+        decoding, to = self.recipe.decoding, options.get("to")
+        single = search.answers == 1
         split, recase = options.get("split"), options.get("recase")
         split = decoding.split if split is None else split
         recase = decoding.recase if recase is None else recase
-        told = to if from_ is None and single and self.tokenizers.languages is not None else None
-        return Way(self._mark(to), split and single, recase and single, told)
+        stays = to if single and self.recipe.data.languages else None
+        return Way(self._mark(to), split and single, recase and single, stays, options.get("from_"))
 
     def _mark(self, to: str | None) -> list[int]:
         """What sources open with that are to become this language: nothing, if the model has but one.
@@ -346,38 +351,45 @@ class Translator:
                 skipped(lines[place].fault)
             number += len(lines)
 
-    def _read(self, texts: Sequence[str], way: Way, first: int = 0) -> list[Line]:
-        """The texts as tokens behind their mark; the first is number ``first``, counted from 0."""
+    def _read(self, texts: Sequence[str], way: Way, first: int = 0, begun: Sequence[bool] | None = None) -> list[Line]:
+        """The texts as tokens behind their mark; the first is number ``first``, counted from 0.
+
+        What has a beginning given (``begun``) is taken as it stands.
+        """
         source, longest = self.tokenizers.source, self.longest
         room = min((n for n in (self.recipe.data.max_len - 1, longest) if n and n > 0), default=None)
 
         def fits(text: str) -> bool:
             return room is None or len(source.encode(text)) + len(way.mark) <= room
 
-        cut = [pieces(text, fits if way.split else None, way.recase) for text in texts]
+        ways = [Way(way.mark) if is_begun else way for is_begun in begun or [False] * len(texts)]
+        cut = [pieces(text, fits if each.split else None, each.recase) for text, each in zip(texts, ways, strict=True)]
         encoded = iter(source.encode_batch([piece.text for each in cut for piece in each]))
         lines = []
-        for number, (text, each) in enumerate(zip(texts, cut, strict=True), first):
-            parts = tuple(self._part(piece, next(encoded), number, way) for piece in each)
+        for number, (text, each, own) in enumerate(zip(texts, cut, ways, strict=True), first):
+            parts = tuple(self._part(piece, next(encoded), number, place, own) for place, piece in enumerate(each))
             most, fault = max((len(part.ids) for part in parts), default=0), ""
             if longest is not None and most > longest:
                 fault = f"line {number + 1:,} has {most:,} tokens, but the model takes at most {longest:,}: split it"
             lines.append(Line(text, parts, fault))
         return lines
 
-    def _part(self, piece: Piece, tokens: list[int], number: int, way: Way) -> Part:
-        """A piece of line ``number`` behind its mark; see ``_is_said``."""
-        is_said = way.told is not None and self._is_said(piece.text, tokens, way.told)
-        return Part(piece, way.mark + tokens, number, is_said)
+    def _part(self, piece: Piece, tokens: list[int], line: int, place: int, way: Way) -> Part:
+        """A piece behind its mark; see ``_is_said``."""
+        return Part(piece, way.mark + tokens, line, place, self._is_said(piece.text, tokens, way))
 
-    def _is_said(self, text: str, tokens: Sequence[int], language: str) -> bool:
-        """Whether a text is the same in this language: it has no letters, or words enough to be sure."""
+    def _is_said(self, text: str, tokens: Sequence[int], way: Way) -> bool:
+        """Whether a text is the same in the language asked for: it has no letters, or is surely in it."""
+        if way.to is None or not text.strip():
+            return False
         if not any(letter.isalpha() for letter in text):
-            return bool(text.strip())
+            return True
+        if way.from_ is not None:
+            return way.from_ == way.to
         languages = self.tokenizers.languages
         if languages is None or len(text.split()) < 2:
             return False
-        return languages.of(tokens).get(language, 0.0) > SURE
+        return languages.of(tokens).get(way.to, 0.0) > SURE
 
     def _translated(
         self, lines: Sequence[Line], search: Search, prefixes: Sequence[Sequence[int]] | None = None
@@ -385,8 +397,8 @@ class Translator:
         """Each line's translation, in order: parts of like length are translated together."""
         parts = [part for line in lines for part in line.parts]
         found = [[self._said(part)] if part.is_said else [self._nothing] for part in parts]
-        faults = {part.number for line in lines if line.fault for part in line.parts}
-        asked = [bool(part.piece.text.strip()) and not part.is_said and part.number not in faults for part in parts]
+        faults = {part.line for line in lines if line.fault for part in line.parts}
+        asked = [bool(part.piece.text.strip()) and not part.is_said and part.line not in faults for part in parts]
         wanted = [place for place, is_asked in enumerate(asked) if is_asked]
         lengths = [len(part.ids) + 1 for part in parts]
         most = search.source_tokens
@@ -394,7 +406,7 @@ class Translator:
             most = max(most, COMPILED * max(lengths, default=0))
         for places in batches(wanted, lengths, most):
             batch = [parts[place] for place in places]
-            chosen = None if prefixes is None else [prefixes[place] for place in places]
+            chosen = None if prefixes is None else [prefixes[part.line] for part in batch]
             for place, candidates in zip(places, self._searched(batch, search, chosen), strict=True):
                 found[place] = [replace(each, text=parts[place].piece.said(each.text)) for each in candidates]
         translations = iter([self._translation(part, best) for part, best in zip(parts, found, strict=True)])
@@ -404,31 +416,34 @@ class Translator:
         """The translation of a text, of those of its parts."""
         if len(parts) == 1:
             return replace(parts[0], source=line.text)
-        best = [part.n_best[0] for part in parts]
+        spoken = [(part.piece, found) for part, found in zip(line.parts, parts, strict=True) if part.piece.text.strip()]
+        best = [found.n_best[0] for _, found in spoken]
         whole = Candidate(
-            "".join(each.text + part.piece.after for each, part in zip(best, line.parts, strict=True)).rstrip(),
+            "".join(
+                each.text + piece.between(each.text) for each, (piece, _) in zip(best, spoken, strict=True)
+            ).rstrip(),
             sum(each.score for each in best),
             sum(each.log_prob for each in best),
             tuple(token for each in best for token in each.ids),
-            tuple(value for each in best for value in each.token_log_probs),
+            _one_end(best),
             all(each.finished for each in best),
             self.tokenizers.target,
         )
-        ids = tuple(token for part in parts for token in part.source_ids)
-        return Translation(line.text, ids, (whole,), self, tuple(parts))
+        ids = tuple(token for _, found in spoken for token in found.source_ids)
+        return Translation(line.text, ids, (whole,), self, tuple(found for _, found in spoken))
 
     def _said(self, part: Part) -> Candidate:
         """A text that stays as it is."""
         target = self.tokenizers.target
-        text = part.piece.said(part.piece.text)
-        return Candidate(text, 0.0, 0.0, tuple(target.encode(part.piece.text)), (), True, target)
+        ids = tuple(target.encode(part.piece.text))
+        return Candidate(part.piece.original, 0.0, 0.0, ids, (0.0,) * (len(ids) + 1), True, target)
 
     def _searched(
         self, parts: Sequence[Part], search: Search, prefixes: Sequence[Sequence[int]] | None
     ) -> list[list[Candidate]]:
         """The candidates of each part of a batch."""
         source = _padded([part.ids for part in parts])
-        found = search.run(self._seq2seq, source, prefixes, [part.number for part in parts])
+        found = search.run(self._seq2seq, source, prefixes, [part.stream for part in parts])
         texts = self._filled(parts, source, found) if search.replace_unknown else {}
         return [[self._candidate(h, texts.get((row, h))) for h in best] for row, best in enumerate(found)]
 
@@ -484,6 +499,18 @@ class Translator:
 
     def _target_ids(self, target: str | Sequence[int]) -> list[int]:
         return self.tokenizers.target.encode(target) if isinstance(target, str) else list(target)
+
+
+def _one_end(sentences: Sequence[Candidate]) -> tuple[float, ...]:
+    """The log-probabilities of the tokens in a row; that of an end but the last goes to the token before it."""
+    found: list[float] = []
+    for sentence in sentences:
+        count = len(sentence.ids) + (sentence is sentences[-1])
+        values, ends = list(sentence.token_log_probs[:count]), sum(sentence.token_log_probs[count:])
+        found += values
+        if found:
+            found[-1] += ends
+    return tuple(found)
 
 
 def _whole(lines: list[Line]) -> list[Line]:

@@ -85,7 +85,9 @@ TASKS: dict[str, dict[str, Any]] = {
     },
 }
 _ONLY = {  # keys of the data that are for one task
-    "translation": ("source", "target", "swap", "held_out", "max_len", "max_ratio"),
+    "translation": (
+        *("source", "target", "swap", "languages", "bridge", "variants", "held_out", "max_len", "max_ratio"),
+    ),
     "language": ("split", "end", "held_out_share", "sample", "length"),
 }
 RECIPES = Path(__file__).parent.parent / "recipes"
@@ -109,6 +111,10 @@ class Recipe(Section):
         if (self.task == "language") != (self.model.family == "gpt"):
             others = ", ".join(name for name in MODELS if (name == "gpt") == (self.task == "language"))
             raise ValueError(f"task {self.task!r} needs a model.family of {others}, not {self.model.family!r}")
+        if self.data.variants and self.tokenizer.kind not in ("bpe", "unigram"):
+            raise ValueError(
+                f"data.variants makes up words, for a tokenizer.kind of bpe or unigram, not of {self.tokenizer.kind}"
+            )
         for task, names in _ONLY.items():
             for name in names if task != self.task else ():
                 if getattr(self.data, name) != DataConfig.model_fields[name].default:

@@ -1,7 +1,9 @@
 """Which language a text is in, told by its tokens.
 
-Naive Bayes: p(language | text) ∝ Π p(token | language), all languages alike before anything is read. A model of several
-languages keeps the table in languages.json, beside its tokenizer.
+Naive Bayes: p(language | text) ∝ Π p(token | language), all languages alike before anything is read. How often a token
+comes in a language is mixed with a little of how often it comes in all, so that what none of them has tells nothing. A
+text in another language is taken for the nearest. A model of several languages keeps the table in languages.json,
+beside its tokenizer.
 """
 
 from __future__ import annotations
@@ -21,8 +23,9 @@ if TYPE_CHECKING:
     from weft.data.tokenizers import Tokenizer
 
 _STEPS = 16  # to a nat: costs are stored as whole numbers
+_HIGHEST = 1_000_000  # cost of a token
 _CHUNK = 10_000  # texts that are tokenised at once
-_UNSEEN = 0.5  # how often a token was met, beyond how often it really was
+_COMMON = 1e-3  # how much of a token's frequency in all languages is added to that in one
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,13 +43,14 @@ class Languages:
     @classmethod
     def learned(cls, texts: Mapping[str, Iterable[str]], tokenizer: Tokenizer) -> Self:
         """From text in each language."""
-        counts = np.full((len(texts), tokenizer.vocab_size), _UNSEEN)
+        counts = np.zeros((len(texts), tokenizer.vocab_size))
         for row, text in zip(counts, texts.values(), strict=True):
             stream = iter(text)
             while chunk := list(islice(stream, _CHUNK)):
                 tokens = np.concatenate([np.asarray(ids, np.int64) for ids in tokenizer.encode_batch(chunk)])
                 row += np.bincount(tokens, minlength=len(row))
-        costs = -np.log(counts / counts.sum(1, keepdims=True))
+        shares = counts / counts.sum(1, keepdims=True).clip(min=1.0)
+        costs = -np.log(shares + _COMMON * shares.mean(0) + 0.5 / counts.sum(1).max().clip(min=1.0))
         return cls(tuple(texts), np.rint(_STEPS * costs).astype(np.int64))
 
     def of(self, tokens: Sequence[int]) -> dict[str, float]:
@@ -71,9 +75,15 @@ class Languages:
         """
         try:
             rows = json.loads(Path(path).read_text(encoding="utf-8"))
-            costs = np.asarray(list(rows.values()), np.int64)
-        except (ValueError, AttributeError, TypeError, OverflowError):
-            rows, costs = {}, np.empty((0, 0), np.int64)
-        if costs.ndim != 2 or costs.shape != (len(rows), vocab_size) or not len(rows) or costs.min() < 0:
-            raise ValueError(f"{os.fspath(path)}: expected {vocab_size:,} numbers for each language, none below 0")
-        return cls(tuple(rows), costs)
+        except (ValueError, RecursionError):
+            rows = None
+        right = isinstance(rows, dict) and rows and all(_is_row(row, vocab_size) for row in rows.values())
+        if not right:
+            raise ValueError(
+                f"{os.fspath(path)}: expected {vocab_size:,} whole numbers for each language, from 0 to {_HIGHEST:,}"
+            )
+        return cls(tuple(rows), np.asarray(list(rows.values()), np.int64))
+
+
+def _is_row(row: object, length: int) -> bool:
+    return isinstance(row, list) and len(row) == length and all(type(n) is int and 0 <= n <= _HIGHEST for n in row)

@@ -8,20 +8,23 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-_END = re.compile(
+_END = re.compile(  # possessive, and never from within: a line of a million dots or spaces is read once
     r"""
-    [.!?…]+["'”’»)\]]* (?=\s+["'“‘«(\[¿¡–—-]*\s?[^\s\W]) \s+   # a mark, what closes with it, and space before a word
-    | [。！？]+["'”’»」』）]* \s*
-    | \s*\n\s*
+    (?<![.!?…]) [.!?…]++["'”’»)\]]*+ (?=\s+["'“‘«(\[¿¡–—-]*\s?[^\s\W]) \s+   # a mark, what closes with it, then a word
+    | (?<![。！？]) [。！？]++["'”’»」』）]*+ \s*
+    | (?<!\s) [^\S\n]*+ \n\s*
     """,
     re.VERBOSE,
 )
-_BEFORE = re.compile(r"(\S*?)\.[\"'”’»)\]]*\s+$")
+_LAST_WORD = 40  # characters before a mark among which an abbreviation is looked for
+_BEFORE = re.compile(r"(\S*)\.[\"'”’»)\]]*\s+\Z")
 _SHORT = re.compile(
     r"(mr|mrs|ms|dr|prof|st|sr|sra|srta|sres|uds?|vds?|mme|mlle|hr|fr|nr|bzw|ca|evtl|ggf|usw|vgl|vs|approx|dept|fig|vol|"
     r"tel|capt|col|gen|lt|sgt|rev|hon|jan|feb|aug|sept|oct|nov|dec)",
     re.IGNORECASE,
 )
+_NUMBERED = ("no", "art", "p", "pp", "ch")  # short before a number
+_LETTER = re.compile(r"[^\W_]")
 _COMMA, _SPACE = re.compile(r"[,;:–—]\s+"), re.compile(r"\s+")
 
 
@@ -34,7 +37,9 @@ def sentences(text: str) -> list[str]:
     found, start = [], 0
     for end in _END.finditer(text):
         here = end.end()
-        if "\n" in end.group() or (not _goes_on(text[here:]) and not _is_short(text[start:here])):
+        if "\n" in end.group() or not (
+            _goes_on(text, here) or _is_short(text, max(start, end.start() - _LAST_WORD), here)
+        ):
             found.append(text[start:here])
             start = here
     return [*found, text[start:]] if start < len(text) or not found else found
@@ -42,26 +47,26 @@ def sentences(text: str) -> list[str]:
 
 def cut(text: str, fits: Callable[[str], bool]) -> list[str]:
     """Parts that fit, as long as may be, cut behind a comma, else behind a word, else anywhere."""
-    found = []
-    while (most := _longest(text, fits)) < len(text):
-        where = _last_place(text[:most])
-        found.append(text[:where])
-        text = text[where:]
-    return [*found, text]
+    found, start = [], 0
+    while start + (most := _longest(text, start, fits)) < len(text):
+        where = start + _last_place(text[start : start + most])
+        found.append(text[start:where])
+        start = where
+    return [*found, text[start:]]
 
 
-def _longest(text: str, fits: Callable[[str], bool]) -> int:
-    """How long a beginning fits; at least 1. No text much longer than that is tried."""
-    low, high = 1, 2
-    while high < len(text) and fits(text[:high]):
+def _longest(text: str, start: int, fits: Callable[[str], bool]) -> int:
+    """How many characters from there on fit; at least 1. Nothing much longer than that is tried."""
+    left, low, high = len(text) - start, 1, 2
+    while high < left and fits(text[start : start + high]):
         low, high = high, 2 * high
-    if high >= len(text) and fits(text):
-        return len(text)
-    high = min(high, len(text))
+    if high >= left and fits(text[start:]):
+        return left
+    high = min(high, left)
     while high - low > 1:  # low fits, high does not
         middle = (low + high) // 2
-        low, high = (middle, high) if fits(text[:middle]) else (low, middle)
-    return min(low, len(text))
+        low, high = (middle, high) if fits(text[start : start + middle]) else (low, middle)
+    return min(low, left)
 
 
 def _last_place(text: str) -> int:
@@ -71,14 +76,17 @@ def _last_place(text: str) -> int:
     return (commas or spaces or [len(text)])[-1]
 
 
-def _goes_on(rest: str) -> bool:
+def _goes_on(text: str, here: int) -> bool:
     """Whether what follows begins in small letters."""
-    return next((letter.islower() for letter in rest if letter.isalnum()), True)
+    found = _LETTER.search(text, here)
+    return found is None or found.group().islower()
 
 
-def _is_short(before: str) -> bool:
+def _is_short(text: str, start: int, end: int) -> bool:
     """Whether the dot may be one of an abbreviation."""
-    found = _BEFORE.search(before)
+    found = _BEFORE.search(text[start:end])
     word = found.group(1).lstrip("\"'“‘«([¿¡") if found else ""
+    if word.lower() in _NUMBERED and text[end : end + 1].isdecimal():
+        return True
     initial = len(word) == 1 and word.isalpha() and word != "I"
     return initial or _SHORT.fullmatch(word) is not None or "." in word or (word.isdecimal() and len(word) < 3)

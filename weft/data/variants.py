@@ -19,8 +19,8 @@ from weft.data.directions import Direction, Directions
 from weft.data.disk import digest
 from weft.data.text import TextPairs
 
-_VERSION = 1  # of what is made up
-_WORD = re.compile(r"[^\W_]+(?:[-'’][^\W_]+)*")
+_VERSION = 2  # of what is made up
+_WORD = re.compile(r"\d+(?:[.,:]\d+)+|[^\W_]+(?:[-'’][^\W_]+)*")
 _LAST_MARK = re.compile(r"\s*[.!…]+$")
 _CONSONANTS, _VOWELS = "bcdfghjklmnprstvwxz", "aeiou"
 _ENDS = ("com", "org", "net", "de", "es", "fr", "io", "info", "co.uk")
@@ -107,7 +107,7 @@ def _shared(source: str, target: str) -> list[str]:
 
 
 def _put(text: str, word: str, made: str) -> str:
-    return re.sub(rf"(?<!\w){re.escape(word)}(?!\w)", lambda _: made, text, count=1)
+    return _WORD.sub(lambda found: made if found[0] == word else found[0], text)
 
 
 def _careless(text: str) -> str:

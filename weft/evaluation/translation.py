@@ -20,7 +20,7 @@ from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.significance import PairedTest
 from torch import nn
 
-from weft.api import Options, Precision, Search, Translator, load_translator
+from weft.api import Options, Precision, Translator, load_translator
 from weft.config import PAD, DataConfig, Recipe, nearest
 from weft.data.batching import Batch, in_order
 from weft.data.corpora import open_pairs
@@ -260,7 +260,7 @@ def evaluate(
         sentences=len(texts),
         target_tokens=sum(len(translation.n_best[0].ids) for translation in found),
         seconds=seconds,
-        decoding=_told(translator.search(**options)),
+        decoding=_told(translator, options),
         translations=texts,
     )
 
@@ -449,10 +449,13 @@ def _fitting(batch: Batch, max_len: int | None) -> Batch:
     return Batch(source[fits][:, :max_len], target[fits][:, : max_len + 1])
 
 
-def _told(search: Search) -> dict[str, Any]:
-    """What a search was asked for, as JSON has it."""
+def _told(translator: Translator, options: Options) -> dict[str, Any]:
+    """What a translator was asked for, as JSON has it."""
+    search, usual = translator.search(**options), translator.recipe.decoding.model_dump()
+    text = {name: usual[name] if options.get(name) is None else options.get(name) for name in ("split", "recase")}
     drawn = {} if search.sampling is None else {"sampling": asdict(search.sampling)}
-    return asdict(search.options) | {"replace_unknown": search.replace_unknown} | drawn
+    languages = {"from": options.get("from_"), "to": options.get("to")}
+    return asdict(search.options) | {"replace_unknown": search.replace_unknown} | text | languages | drawn
 
 
 def _columns(translations: Sequence[str], references: Sequence[Sequence[str]]) -> list[list[str]]:

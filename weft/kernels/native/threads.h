@@ -4,10 +4,6 @@
 #include <thread>
 #include <vector>
 
-#ifdef _OPENMP
-#include <omp.h>
-#endif
-
 namespace weft {
 
 // work(0), work(1), … at once, each in a thread of its own; back when all are done.
