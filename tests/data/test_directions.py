@@ -149,3 +149,20 @@ def test_bridged_pairs_know_their_languages(spec: str) -> None:
     texts = open_directions(spec, ["en", "es", "fr"], bridge="en")
     (bridged,) = [text for text in texts.texts if isinstance(text, Bridged) and text.source == "es"]
     assert (bridged.source, bridged.target, bridged.several) == ("es", "fr", True)
+
+
+def test_a_share_of_the_bridged_pairs_is_read_and_all_of_the_others(tmp_path: Path) -> None:
+    for target in ("es", "fr"):
+        lines = (f"sentence {number}\t{target} {number}\n" for number in range(400))
+        (tmp_path / f"en-{target}.tsv").write_text("".join(lines), encoding="utf-8")
+    spec = str(tmp_path / "{source}-{target}.tsv")
+    whole, some = (open_directions(spec, ["en", "es", "fr"], "en", share=share) for share in (1.0, 0.25))
+    for all_of, part_of in zip(whole.texts, some.texts, strict=True):
+        pairs, read = list(all_of), list(part_of)
+        assert len(pairs) == 400
+        if {part_of.source, part_of.target} == {"es", "fr"}:
+            assert 60 < len(read) < 140
+            assert set(read) < set(pairs)
+        else:
+            assert read == pairs
+    assert whole.fingerprint() != some.fingerprint()

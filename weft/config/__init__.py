@@ -86,7 +86,7 @@ TASKS: dict[str, dict[str, Any]] = {
 }
 _ONLY = {  # keys of the data that are for one task
     "translation": (
-        *("source", "target", "swap", "languages", "bridge", "variants", "held_out", "max_len", "max_ratio"),
+        *("source", "target", "swap", "languages", "bridge", "bridged", "variants", "held_out", "max_len", "max_ratio"),
     ),
     "language": ("split", "end", "held_out_share", "sample", "length"),
 }

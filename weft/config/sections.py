@@ -53,6 +53,7 @@ class DataConfig(Section):
         languages: instead of source and target, for one model of many directions: all those between these languages
             for which ``train``, a part of a named set or a path with {source} and {target} in it, has pairs.
         bridge: one of the languages. Two others without pairs of their own get those that both have with it.
+        bridged: so great a share of these pairs is trained on.
         variants: so great a share of the pairs is trained on with made-up names, numbers and addresses in it that must
             be copied, or without its capital and last mark; see weft/data/variants.py.
         held_out: without a validation set, so many pairs are taken out of the training set for it.
@@ -76,6 +77,7 @@ class DataConfig(Section):
     swap: bool = False
     languages: list[str] = []
     bridge: str = ""
+    bridged: float = Field(default=1.0, gt=0.0, le=1.0)
     variants: Share = 0.0
     held_out: int = Field(default=1000, ge=0)
     max_len: int = Field(default=128, ge=0)

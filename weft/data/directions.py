@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from itertools import chain, islice, permutations, product
 from pathlib import Path
 from typing import Protocol
@@ -45,12 +46,14 @@ class Bridged:
     Attributes:
         first, second: from the bridge to the source, and to the target.
         every: each translation with each; else each at least once, and no more pairs than the larger number.
+        share: of these pairs, so great a part is read; which, their text decides.
     """
 
     first: ParallelText
     second: ParallelText
     every: bool = False
     several: bool = True
+    share: float = 1.0
 
     @property
     def name(self) -> str:
@@ -76,11 +79,11 @@ class Bridged:
             for place, sentence in enumerate(sentences)
             if sentence in others
         )
-        return iter(dict.fromkeys(chain.from_iterable(pairs)))
+        return (pair for pair in dict.fromkeys(chain.from_iterable(pairs)) if _drawn("\0".join(pair)) < self.share)
 
     def fingerprint(self) -> str:
         """The same for the same pairs in the same order, and for no others."""
-        return digest(["bridged", self.first.fingerprint(), self.second.fingerprint(), self.every])
+        return digest(["bridged", self.first.fingerprint(), self.second.fingerprint(), self.every, self.share])
 
     def place(self, index: int) -> str:
         """The pair itself: it stands in two files."""
@@ -127,7 +130,7 @@ def is_many(spec: str | Sequence[str]) -> bool:
 
 
 def open_directions(
-    spec: str | Sequence[str], languages: Sequence[str], bridge: str = "", every: bool = False
+    spec: str | Sequence[str], languages: Sequence[str], bridge: str = "", every: bool = False, share: float = 1.0
 ) -> Directions:
     """Parallel text in every direction between the languages for which there is some.
 
@@ -135,7 +138,7 @@ def open_directions(
         spec: a part of a named set, or a path with {source} and {target} in it, of a TSV file.
         languages: at least two.
         bridge: one of them, over which pairs of two others are made that have no text of their own.
-        every: see ``Bridged``.
+        every, share: see ``Bridged``.
 
     Raises:
         ValueError: if the spec or the languages are not as expected, or there is no text in any direction.
@@ -153,7 +156,7 @@ def open_directions(
     found: dict[tuple[str, str], Direction] = {**straight}
     for source, target in ways:
         if bridge and (source, target) not in straight and {(bridge, source), (bridge, target)} <= straight.keys():
-            found[source, target] = Bridged(straight[bridge, source], straight[bridge, target], every)
+            found[source, target] = Bridged(straight[bridge, source], straight[bridge, target], every, share=share)
     if not found:
         raise ValueError(f"{spec} has no pairs between any of {', '.join(languages)}")
     return Directions(tuple(found.values()))
@@ -168,6 +171,11 @@ def _between(spec: str, source: str, target: str) -> ParallelText | None:
         if Path(path).is_file():
             return open_pairs(path, first, second, swap=first != source)
     return None
+
+
+def _drawn(text: str) -> float:
+    """A number from 0 up to 1, by chance but always the same for a text."""
+    return int.from_bytes(blake2b(text.encode(), digest_size=6).digest()) / 2**48
 
 
 def _side_by_side(first: Sequence[str], second: Sequence[str]) -> Iterator[tuple[str, str]]:

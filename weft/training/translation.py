@@ -153,7 +153,8 @@ def _texts(recipe: Recipe) -> tuple[TextPairs, TextPairs]:
         )
     if data.languages:
         ways = data.languages, data.bridge
-        return open_directions(data.train, *ways), open_directions(data.validation, *ways, every=True)
+        trained = open_directions(data.train, *ways, share=data.bridged)
+        return trained, open_directions(data.validation, *ways, every=True)
     pairs = open_pairs(data.train, data.source, data.target, data.swap)
     if data.validation:
         return pairs, open_pairs(data.validation, data.source, data.target, data.swap)
