@@ -302,7 +302,7 @@ class Translator:
         return tuple(data.languages) or ((data.target,) if data.target else ())
 
     def detect(self, text: str) -> dict[str, float]:
-        """How probably a text is in each of the model's languages, the likeliest first.
+        """How probably a text is in each of the model's languages, the likeliest first; the rest: in none of them.
 
         Raises:
             ValueError: if the model does not know several apart.

@@ -2,8 +2,9 @@
 
 Naive Bayes: p(language | text) ∝ Π p(token | language), all languages alike before anything is read. How often a token
 comes in a language is mixed with a little of how often it comes in all, so that what none of them has tells nothing. A
-text in another language is taken for the nearest. A model of several languages keeps the table in languages.json,
-beside its tokenizer.
+text may also be in no language that is known, in which every token is as likely as any other; one in a language that is
+near to one of them is taken for that. A model of several languages keeps the table in languages.json, beside its
+tokenizer.
 """
 
 from __future__ import annotations
@@ -54,10 +55,10 @@ class Languages:
         return cls(tuple(texts), np.rint(_STEPS * costs).astype(np.int64))
 
     def of(self, tokens: Sequence[int]) -> dict[str, float]:
-        """How probably a text of these tokens is in each language, the likeliest first."""
-        cost = self.costs[:, list(tokens)].sum(1) / _STEPS
+        """How probably a text of these tokens is in each language, the likeliest first; what is left: in none."""
+        cost = np.append(self.costs[:, list(tokens)].sum(1) / _STEPS, len(tokens) * np.log(self.costs.shape[1]))
         likely = np.exp(cost.min() - cost)
-        shares = dict(zip(self.names, (likely / likely.sum()).tolist(), strict=True))
+        shares = dict(zip(self.names, (likely / likely.sum())[:-1].tolist(), strict=True))
         return dict(sorted(shares.items(), key=lambda pair: -pair[1]))
 
     def save(self, path: str | os.PathLike[str]) -> None:
