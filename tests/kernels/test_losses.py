@@ -50,6 +50,34 @@ def test_compiled_losses_are_the_plain_ones(vocab_size: int, smoothing: float) -
             torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("vocab_size", [5, 16, 1003])
+def test_logits_in_bf16_are_taken_as_they_are_and_gradients_rounded_once(vocab_size: int) -> None:
+    first, second = (3 * torch.randn(40, vocab_size, dtype=torch.bfloat16) for _ in range(2))
+    targets = torch.randint(vocab_size, (40,))
+    wide = first.float(), second.float()
+    narrow, full = first.clone(), wide[0].clone()
+    assert torch.equal(*(losses.cross_entropy(z, targets, 0.1, True) for z in (narrow, full)))
+    assert torch.equal(narrow, full.bfloat16())
+    costs, apart = losses.rdrop(first, second, targets, 0.1, 1.7, True)
+    expected, expected_apart = losses.rdrop(*wide, targets, 0.1, 1.7, True)
+    assert torch.equal(costs, expected)
+    assert torch.equal(apart, expected_apart)
+    assert torch.equal(first, wide[0].bfloat16())
+    assert torch.equal(second, wide[1].bfloat16())
+
+
+def test_rounding_is_torchs() -> None:
+    """Through a loss of two words, whose gradient is p − 1: every way to round, and no number."""
+    logits = torch.stack([torch.linspace(-9, 9, 4001), torch.zeros(4001)], 1).bfloat16()
+    full, targets = logits.float(), torch.zeros(4001, dtype=torch.int64)
+    for z in (logits, full):
+        losses.cross_entropy(z, targets, 0.0, True)
+    assert torch.equal(logits, full.bfloat16())
+    broken = torch.full((20, 40), torch.nan, dtype=torch.bfloat16)
+    losses.cross_entropy(broken, torch.zeros(20, dtype=torch.int64), 0.0, True)
+    assert broken.isnan().all()
+
+
 def test_no_number_stays_none_and_a_banned_word_costs_nothing() -> None:
     hidden, weight, targets = torch.randn(20, 4), torch.randn(30, 4), torch.arange(20)
     bias = torch.zeros(30)

@@ -178,8 +178,14 @@ class _Layer:
         self.dbias = torch.zeros_like(self.dweight[:, 0])
 
     def logits(self, rows: Tensor) -> Tensor:
-        z = bf16_matmul(rows, self.weight.t()).float() if self.narrow else torch.mm(rows, self.weight.t())
-        return z if self.bias is None else z.add_(self.bias)
+        """Of the rows; in bf16 only if that is what products give, no bias is to be added, and losses can take it."""
+        if not self.narrow:
+            z = torch.mm(rows, self.weight.t())
+            return z if self.bias is None else z.add_(self.bias)
+        z = bf16_matmul(rows, self.weight.t())
+        if self.bias is not None:
+            return z.float().add_(self.bias)
+        return z if losses.is_compiled(z) else z.float()
 
     def back(self, rows: Tensor, dlogits: Tensor) -> Tensor:
         """Add to dweight and dbias; return the gradient of the rows."""

@@ -2,8 +2,8 @@
 
 A bf16 product is several times as fast as an fp32 one on a CPU that has the instructions (AMX, AVX-512 BF16), and
 several times as slow on one that has not (docs/results.md). There the operands are rounded to bf16 all the
-same but multiplied in fp32, in the time of fp32. Both sum in fp32; the native product is then rounded to bf16,
-as under torch's autocast, before anything is added to it.
+same but multiplied in fp32, in the time of fp32. Both sum in fp32. The native product takes the bias in bf16, as under
+torch's autocast: to add one in fp32 has torch convert everything twice, and took twice the time of the product.
 
 In steady mode the products have fixed heights (see steady.py).
 """
@@ -87,9 +87,13 @@ class _Bf16Linear(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         narrow = weight.to(x.dtype)
         ctx.save_for_backward(x, narrow)
-        y = bf16_matmul(_rows(x), narrow.t())
-        if bias is not None:
-            y += bias
+        rows = _rows(x)
+        if bf16_products() and not is_steady():
+            y = F.linear(rows, narrow, None if bias is None else bias.to(x.dtype))
+        else:
+            y = bf16_matmul(rows, narrow.t())
+            if bias is not None:
+                y += bias
         return y.to(x.dtype).view(*x.shape[:-1], weight.shape[0])
 
     @staticmethod
@@ -103,7 +107,8 @@ class _Bf16Linear(torch.autograd.Function):
         if ctx.needs_input_grad[1]:
             dweight = bf16_matmul(rows.t(), _rows(x)).float()
         if ctx.needs_input_grad[2]:
-            dbias = rows.sum(0, dtype=torch.float32)
+            # torch's sum of bf16 is in fp32, then rounded, as products are: with a dtype it would copy everything first
+            dbias = rows.sum(0).float() if bf16_products() else rows.sum(0, dtype=torch.float32)
         return dx, dweight, dbias
 
 

@@ -15,12 +15,13 @@ from torch import Tensor
 
 from weft.kernels import native
 
+_DTYPES = (torch.float32, torch.bfloat16)
 _on: ctypes.CDLL | None = None  # autograd runs backward passes in threads of its own, so this is no context variable
 
 
 @contextmanager
 def compiled(on: bool = True) -> Iterator[None]:
-    """Inside, losses of fp32 logits on the CPU are compiled ones, in all threads; if there is a compiler."""
+    """Inside, losses of fp32 and bf16 logits on the CPU are compiled, in all threads; if there is a compiler."""
     global _on
     before, _on = _on, _library() if on else None
     try:
@@ -31,7 +32,7 @@ def compiled(on: bool = True) -> Iterator[None]:
 
 def is_compiled(*logits: Tensor) -> bool:
     """Whether the losses of these are compiled ones here."""
-    return _on is not None and all(x.dtype == torch.float32 and x.device.type == "cpu" for x in logits)
+    return _on is not None and all(x.dtype in _DTYPES and x.device.type == "cpu" for x in logits)
 
 
 def fastest() -> str:
@@ -45,10 +46,10 @@ def cross_entropy(logits: Tensor, targets: Tensor, smoothing: float, train: bool
     Only for what ``is_compiled``.
     """
     assert _on is not None
-    costs = logits.new_empty(len(logits), 2)
+    costs = logits.new_empty(len(logits), 2, dtype=torch.float32)
     _on.weft_cross_entropy(
-        logits.data_ptr(), len(logits), logits.shape[1], targets.data_ptr(), smoothing, train, costs.data_ptr(),
-        torch.get_num_threads(),
+        logits.data_ptr(), logits.dtype == torch.bfloat16, len(logits), logits.shape[1], targets.data_ptr(), smoothing,
+        train, costs.data_ptr(), torch.get_num_threads(),
     )  # fmt: skip
     return costs
 
@@ -58,10 +59,10 @@ def rdrop(
 ) -> tuple[Tensor, Tensor]:
     """[R, 2] the costs of each row, the mean of two passes, and [R] how far they are apart; else as cross_entropy."""
     assert _on is not None
-    costs, divergences = first.new_empty(len(first), 2), first.new_empty(len(first))
+    costs, divergences = (first.new_empty(shape, dtype=torch.float32) for shape in ((len(first), 2), len(first)))
     _on.weft_rdrop(
-        first.data_ptr(), second.data_ptr(), len(first), first.shape[1], targets.data_ptr(), smoothing, apart, train,
-        costs.data_ptr(), divergences.data_ptr(), torch.get_num_threads(),
+        first.data_ptr(), second.data_ptr(), first.dtype == torch.bfloat16, len(first), first.shape[1],
+        targets.data_ptr(), smoothing, apart, train, costs.data_ptr(), divergences.data_ptr(), torch.get_num_threads(),
     )  # fmt: skip
     return costs, divergences
 
@@ -71,8 +72,10 @@ def _library() -> ctypes.CDLL | None:
     found = native.library()
     if found is not None:
         pointer, whole, short, real = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
-        found.weft_cross_entropy.argtypes = [pointer, short, whole, pointer, real, short, pointer, short]
+        found.weft_cross_entropy.argtypes = [pointer, short, short, whole, pointer, real, short, pointer, short]
         found.weft_cross_entropy.restype = None
-        found.weft_rdrop.argtypes = [*[pointer] * 2, short, whole, pointer, real, real, short, *[pointer] * 2, short]
+        found.weft_rdrop.argtypes = [
+            *[pointer] * 2, short, short, whole, pointer, real, real, short, *[pointer] * 2, short
+        ]  # fmt: skip
         found.weft_rdrop.restype = None
     return found

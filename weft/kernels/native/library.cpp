@@ -47,18 +47,25 @@ void weft_linear(const float* x, int32_t rows, const Matrix* w, float* y, int32_
   });
 }
 
-void weft_cross_entropy(float* z, int32_t rows, int64_t n, const int64_t* targets, float smoothing, int32_t train,
-                        Cost* costs, int32_t threads) {
+// z: float, or bf16 if narrow
+void weft_cross_entropy(void* z, int32_t narrow, int32_t rows, int64_t n, const int64_t* targets, float smoothing,
+                        int32_t train, Cost* costs, int32_t threads) {
   share(rows, threads, FEW, rows + 1, [&](int begin, int end) {
-    cross_entropy(z + begin * n, end - begin, n, targets + begin, smoothing, train, costs + begin);
+    const auto part = [&](auto* logits) {
+      cross_entropy(logits + begin * n, end - begin, n, targets + begin, smoothing, train, costs + begin);
+    };
+    narrow ? part(static_cast<bf16*>(z)) : part(static_cast<float*>(z));
   });
 }
 
-void weft_rdrop(float* z, float* y, int32_t rows, int64_t n, const int64_t* targets, float smoothing, float apart,
-                int32_t train, Cost* costs, float* divergences, int32_t threads) {
+void weft_rdrop(void* z, void* y, int32_t narrow, int32_t rows, int64_t n, const int64_t* targets, float smoothing,
+                float apart, int32_t train, Cost* costs, float* divergences, int32_t threads) {
   share(rows, threads, FEW, rows + 1, [&](int begin, int end) {
-    rdrop(z + begin * n, y + begin * n, end - begin, n, targets + begin, smoothing, apart, train, costs + begin,
-          divergences + begin);
+    const auto part = [&](auto* one, auto* two) {
+      rdrop(one + begin * n, two + begin * n, end - begin, n, targets + begin, smoothing, apart, train, costs + begin,
+            divergences + begin);
+    };
+    narrow ? part(static_cast<bf16*>(z), static_cast<bf16*>(y)) : part(static_cast<float*>(z), static_cast<float*>(y));
   });
 }
 

@@ -60,27 +60,46 @@ struct Row {
   }
 };
 
+// A row of logits as floats: itself, or of bf16 a copy, which `done` rounds back into its place.
+struct Wide {
+  static float* of(float* z, int64_t, std::vector<float>&) { return z; }
+  static float* of(const bf16* z, int64_t n, std::vector<float>& room) {
+    room.resize(n);
+    each(n, [&](auto at) { at.put(room.data(), at.get(z)); });
+    return room.data();
+  }
+  static void done(float*, const float*, int64_t) {}
+  static void done(bf16* z, const float* row, int64_t n) {
+    each(n, [&](auto at) { at.put(z, at.get(row)); });
+  }
+};
+
 // z [rows, n] becomes its own gradient, if so wanted; costs [rows].
-inline void cross_entropy(float* z, int64_t rows, int64_t n, const int64_t* targets, float smoothing, bool train,
+template <class T>
+inline void cross_entropy(T* logits, int64_t rows, int64_t n, const int64_t* targets, float smoothing, bool train,
                           Cost* costs) {
+  std::vector<float> room;
   const float spread = smoothing / float(n);
-  for (int64_t r = 0; r < rows; r++, z += n) {
+  for (int64_t r = 0; r < rows; r++, logits += n) {
+    float* z = Wide::of(logits, n, room);
     const Row row(z, n, targets[r], smoothing);
     costs[r] = row.cost;
     if (!train) continue;
     each(n, [&](auto at) { at.put(z, at.get(z) * row.by - spread); });
     z[targets[r]] -= 1.0f - smoothing;
+    Wide::done(logits, z, n);
   }
 }
 
 // Of the rows of two passes the mean of both costs, and how far p and q are apart: divergences [rows]; the formulas are
 // in kernels/cross_entropy.py.
-inline void rdrop(float* z, float* y, int64_t rows, int64_t n, const int64_t* targets, float smoothing, float apart,
+template <class T>
+inline void rdrop(T* first, T* second, int64_t rows, int64_t n, const int64_t* targets, float smoothing, float apart,
                   bool train, Cost* costs, float* divergences) {
-  std::vector<float> gap(n);  // log p − log q
+  std::vector<float> gap(n), room, more_room;  // log p − log q
   const float half = apart / 2, spread = smoothing / 2 / float(n);
-  for (int64_t r = 0; r < rows; r++, z += n, y += n) {
-    float* ratio = gap.data();
+  for (int64_t r = 0; r < rows; r++, first += n, second += n) {
+    float *z = Wide::of(first, n, room), *y = Wide::of(second, n, more_room), *ratio = gap.data();
     each(n, [&](auto at) { at.put(ratio, at.get(z) - at.get(y)); });
     const Row one(z, n, targets[r], smoothing), two(y, n, targets[r], smoothing);
     costs[r] = {(one.cost.plain + two.cost.plain) / 2, (one.cost.smooth + two.cost.smooth) / 2};
@@ -97,6 +116,8 @@ inline void rdrop(float* z, float* y, int64_t rows, int64_t n, const int64_t* ta
     });
     z[targets[r]] -= (1.0f - smoothing) / 2;
     y[targets[r]] -= (1.0f - smoothing) / 2;
+    Wide::done(first, z, n);
+    Wide::done(second, y, n);
   }
 }
 

@@ -66,6 +66,25 @@ inline Floats load(const bf16* at) {
 #endif
 }
 
+// Rounded to the nearest, to even between two; what is no number stays none.
+inline void store(bf16* at, Floats x) {
+  const Words bits = reinterpret_cast<const Words&>(x);
+  const Words rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+  const Halves halves = __builtin_convertvector((Words)(x != x) ? (bits >> 16) | 0x40 : rounded, Halves);
+  *reinterpret_cast<Halves*>(at) = halves;
+}
+inline float widen(bf16 x) {
+  const uint32_t bits = uint32_t(x.bits) << 16;
+  float y;
+  std::memcpy(&y, &bits, 4);
+  return y;
+}
+inline bf16 narrow(float x) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, 4);
+  return {uint16_t(x != x ? (bits >> 16) | 0x40 : (bits + 0x7fff + ((bits >> 16) & 1)) >> 16)};
+}
+
 inline Shorts load(const int8_t* at) {
 #if defined(WEFT_AVX512)
   return (Shorts)_mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(at)));
@@ -132,13 +151,17 @@ inline Ints add_eights(Ints total, Ints w, Ints x, Ints v, Ints y) {
 // f(at) for n numbers, by whole vectors and then one by one; at.get and at.put read and write them.
 struct Whole {
   int64_t i;
-  Floats get(const float* x) const { return load(x + i); }
-  void put(float* x, Floats y) const { store(x + i, y); }
+  template <class T>
+  Floats get(const T* x) const { return load(x + i); }
+  template <class T>
+  void put(T* x, Floats y) const { store(x + i, y); }
 };
 struct One {
   int64_t i;
   float get(const float* x) const { return x[i]; }
+  float get(const bf16* x) const { return widen(x[i]); }
   void put(float* x, float y) const { x[i] = y; }
+  void put(bf16* x, float y) const { x[i] = narrow(y); }
 };
 template <class F>
 inline void each(int64_t n, F f) {
