@@ -169,16 +169,6 @@ def test_each_of_several_is_made_orthogonal_for_itself(shape: tuple[int, int]) -
         torch.testing.assert_close(each, orthogonal(matrix[None])[0], rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("shape", [(64, 64), (32, 128), (128, 32)])
-def test_orthogonal_in_bf16_is_a_few_percent_off(shape: tuple[int, int]) -> None:
-    """As much as the iteration itself leaves open: it takes singular values to between 0.7 and 1.2."""
-    matrices = torch.randn(3, *shape)
-    expected = orthogonal(matrices)
-    found = orthogonal(matrices.bfloat16()).float()
-    assert (found - expected).norm() < 0.06 * expected.norm()
-    assert torch.linalg.svdvals(found).max() < 1.25
-
-
 def test_orthogonal_of_nothing_is_nothing() -> None:
     assert torch.equal(orthogonal(torch.zeros(2, 3, 4)), torch.zeros(2, 3, 4))
 

@@ -224,7 +224,7 @@ class _Training:
         for tensors in self._tensors().values():
             self.ranks.share(tensors.values())
         self.optimizer.begin_after(self.state.step)
-        self.optimizer.precision = cast(Trainable, self.model).precision = PRECISIONS[self.precision]
+        cast(Trainable, self.model).precision = PRECISIONS[self.precision]
         if fork:
             self.state.finished, self.state.waited = self.state.step >= self.config.steps, 0
         return self.state.finished
