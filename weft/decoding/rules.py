@@ -58,7 +58,7 @@ class Rules:
         self._closed = sorted({*model.specials.never, *options.suppress})
         self._never = torch.tensor(self._closed, dtype=torch.int64, device=source.device)
         self._forced = padded(prefix, source.device, _FREE)  # [B, P]
-        self._highest = max([*self._closed, *self.ends, *(token for row in prefix for token in row)])
+        self._highest = max((*self._closed, *self.ends, *(token for row in prefix for token in row)), default=-1)
         words = words_of(model, source).sum(1)
         limits = (words.double() * options.max_ratio).long() + options.max_extra
         limits = limits.maximum((self._forced != _FREE).sum(1)).clamp(min=options.min_len)

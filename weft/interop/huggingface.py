@@ -135,7 +135,7 @@ def read(folder: str | os.PathLike[str]) -> Weights:
 
 
 def special_tokens(folder: str | os.PathLike[str]) -> dict[str, tuple[int, ...]]:
-    """The numbers of the tokens "bos", "eos" and "pad" that a folder names; there may be several eos.
+    """The numbers of the tokens "bos", "eos" and "pad" that a folder names; several eos, or expressly none.
 
     What generation_config.json says goes before what config.json says.
 
@@ -154,7 +154,7 @@ def special_tokens(folder: str | os.PathLike[str]) -> dict[str, tuple[int, ...]]
         numbers = [number for number in several if number is not None and number != -1]  # old folders say none so
         if not all(_is_whole(number) and number >= 0 for number in numbers):
             raise ValueError(f"{path}: '{name}_token_id' must be a token's number or several, not {short(given)}")
-        if numbers:
+        if numbers or (name == "eos" and "eos_token_id" in tree):
             found[name] = tuple(numbers)
     return found
 
@@ -463,7 +463,7 @@ def _write_special(special: Mapping[str, int | Sequence[int]]) -> dict[str, Any]
         if name not in _SPECIALS:
             raise ValueError(f"unknown special token {name!r}: expected one of {', '.join(_SPECIALS)}")
         numbers = [given] if isinstance(given, int) else list(given)
-        written[f"{name}_token_id"] = numbers[0] if len(numbers) == 1 else numbers
+        written[f"{name}_token_id"] = numbers[0] if len(numbers) == 1 else numbers or None
     return written
 
 

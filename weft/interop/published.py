@@ -94,7 +94,7 @@ def write_published(
     special: dict[str, int | list[int]] = {"eos": ends[0] if len(ends) == 1 else ends} if ends else {}
     special |= {name: number for name, number in (("bos", specials.bos), ("pad", specials.pad)) if number >= 0}
     config, tensors = _with_biases(config, model.state_dict())
-    huggingface.write(path, config, tensors, special)
+    huggingface.write(path, config, tensors, {"eos": [], **special})
     write_vocabulary(path, vocabulary, special, opening)
     return f"{path}: a folder of transformers"
 
@@ -144,7 +144,7 @@ def _model(weights: Weights, vocabulary: Vocabulary, named: Mapping[str, tuple[i
     model = outline(weights.config, weights.vocab_size, weights.vocab_size)
     assert isinstance(model, GPT)
     model.load_state_dict(weights.tensors, assign=True)
-    eos, *others = named.get("eos", (-1 if vocabulary.eos is None else vocabulary.eos,))
+    eos, *others = named.get("eos", (-1 if vocabulary.eos is None else vocabulary.eos,)) or (-1,)
     (bos,) = named.get("bos", (eos if vocabulary.bos is None else vocabulary.bos,))[:1]
     beyond = tuple(range(vocabulary.vocab_size, weights.vocab_size))  # rows that only round the size up
     model.specials = Specials(pad=-1, bos=bos, eos=eos, never=beyond, others=tuple(others))
