@@ -88,8 +88,8 @@ class _Bf16Linear(torch.autograd.Function):
         narrow = weight.to(x.dtype)
         ctx.save_for_backward(x, narrow)
         rows = _rows(x)
-        if bf16_products() and not is_steady():
-            y = F.linear(rows, narrow, None if bias is None else bias.to(x.dtype))
+        if bf16_products():
+            y = (by_rows if is_steady() else F.linear)(rows, narrow, None if bias is None else bias.to(x.dtype))
         else:
             y = bf16_matmul(rows, narrow.t())
             if bias is not None:

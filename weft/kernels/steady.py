@@ -163,7 +163,8 @@ def _agrees(height: int, product: Product) -> bool:
     """Whether this machine gives each row of a product of this height the bits that it has in one of 16 rows.
 
     It is tried on random numbers of which pairs cancel. All that is left is what was rounded off on the way, which
-    shows any other order of the sums, in bf16 too. A row with few numbers is tried several times.
+    shows any other order of the sums, in bf16 too; a bias is as small as that, or it would hide it. A row with few
+    numbers is tried several times.
     """
     random = torch.Generator().manual_seed(0)
     return height == ROWS or all(_agrees_once(height, product, random) for _ in range(-(-64 // product.shape[0])))
@@ -180,7 +181,7 @@ def _agrees_once(height: int, product: Product, random: torch.Generator) -> bool
     memory = torch.zeros(product.offset + last + 1, dtype=dtype)
     weight = memory.as_strided(product.shape, product.stride, product.offset)
     weight.copy_(rows.repeat(-(-e // len(rows)), 1)[:e])
-    bias = torch.randn(e, generator=random).to(dtype) if product.bias else None
+    bias = (8 * torch.finfo(wide).eps * torch.randn(e, generator=random)).to(dtype) if product.bias else None
     x = x.to(dtype)
     tiles = grown(x, 0, _multiple(height, ROWS)).split(ROWS)
     expected = torch.cat([F.linear(tile, weight, bias) for tile in tiles])[:height]
