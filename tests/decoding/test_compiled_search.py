@@ -28,7 +28,7 @@ from weft.decoding.rules import Rules
 from weft.decoding.sampling import SamplingOptions, sample
 from weft.decoding.score import score
 from weft.kernels import native
-from weft.models.compiled import Compiled, Result
+from weft.models.compiled import Compiled, Result, compiled
 from weft.models.transformer import Transformer
 
 Search = Callable[..., list[list[Hypothesis]]]
@@ -167,6 +167,18 @@ def test_scoring_what_was_found_gives_what_was_found(dtype: torch.dtype) -> None
         targets = [found[place].tokens for place in chosen]
         for place, again in zip(chosen, score(model, source[chosen], targets, finished=finished), strict=True):
             assert again.token_log_probs == pytest.approx(found[place].token_log_probs, abs=1e-5)
+
+
+@pytest.mark.parametrize("words", [6, 23, 600, 2000])
+def test_all_log_probabilities_are_those_of_the_best(words: int) -> None:
+    """Bit for bit: a search that asks for all of them, as one with a beginning does, agrees with one that does not."""
+    model = compiled(made(1, words))
+    assert model is not None
+    hidden = 3 * torch.randn(5, 16)
+    values, tokens = model.best(hidden, words, ())
+    found = model.log_probs(hidden)
+    assert torch.equal(found.gather(1, tokens), values)
+    torch.testing.assert_close(found, model.logits(hidden).log_softmax(-1))
 
 
 def forbidden(*_: Any) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from weft.kernels.steady import steady
 from weft.models.bound import bound
-from weft.models.compiled import NO_NUMBERS, compiled
+from weft.models.compiled import NO_NUMBERS, Compiled, compiled
 from weft.models.contract import Seq2Seq, State, Steps
 
 _FEW = 128  # so many numbers are sorted as fast as the largest of them are found
@@ -102,7 +102,11 @@ def predict(model: Steps, hidden: Tensor) -> Tensor:
     Raises:
         ValueError: if the model's logits are no numbers.
     """
-    return normalised(model.logits(hidden))
+    if not isinstance(model, Compiled):
+        return normalised(model.logits(hidden))
+    log_probs = model.log_probs(hidden)
+    check_numbers(log_probs)
+    return log_probs
 
 
 def normalised(logits: Tensor) -> Tensor:

@@ -242,6 +242,14 @@ class Compiled:
         )
         return scores
 
+    def log_probs(self, hidden: Tensor) -> Tensor:
+        """log p of the next token [R, V], of hidden [R, D]: bit for bit what ``best`` and ``search`` give."""
+        scores = self.logits(hidden)
+        self._library.weft_normalise(
+            _at(scores), len(scores), ctypes.c_int64(scores.shape[-1]), torch.get_num_threads()
+        )
+        return scores
+
     def best(self, hidden: Tensor, k: int, never: Sequence[int]) -> tuple[Tensor, Tensor]:
         """The k most probable next tokens of hidden [R, D], but for those never chosen: log p [R, k] and numbers.
 

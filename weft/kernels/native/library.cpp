@@ -102,6 +102,12 @@ void weft_best(const Model* m, const float* hidden, int32_t rows, int32_t k, con
   });
 }
 
+void weft_normalise(float* logits, int32_t rows, int64_t n, int32_t threads) {
+  share(rows, threads, FEW, rows + 1, [&](int begin, int end) {
+    for (int r = begin; r < end; r++) normalise(logits + r * n, n);
+  });
+}
+
 int32_t weft_search(const Model* m, const Wanted* wanted, const Sources* sources, Found* found, int32_t (*stop)(),
                     int32_t threads) {
   return search(*m, *wanted, *sources, found, stop, threads);

@@ -349,6 +349,7 @@ inline void step(const Model& m, const Step& s, int begin, int end, float* hidde
 }
 
 constexpr int GROUP = 4 * LANES;
+constexpr int SEEN = 16 * GROUP;  // logits at a time, which stay in the cache; the order of a row's sum depends on it
 
 // The k best of one row so far, best first; of equals the one with the lower number. And all it takes to know log Σ
 // e^x.
@@ -399,8 +400,7 @@ struct Best {
 // The k most probable next tokens of hidden [rows, dim]: log-probabilities [rows, k], best first, and numbers.
 inline void best(const Model& m, const float* hidden, int rows, int k, const int64_t* never, int nevers, float* values,
                  int64_t* tokens) {
-  // So many logits at a time stay in the cache; not more for fewer rows, since the order of a row's sum depends on it.
-  const int stride = 16 * GROUP, count = int(panels(m.output.out));
+  const int stride = SEEN, count = int(panels(m.output.out));
   static thread_local std::vector<float> logits;
   if (int64_t(logits.size()) < int64_t(rows) * stride + GROUP) logits.resize(int64_t(rows) * stride + GROUP);
   const Inputs inputs(hidden, rows, m.output.in, m.output.kind);
@@ -419,6 +419,20 @@ inline void best(const Model& m, const float* hidden, int rows, int k, const int
       each.value[i] = (each.value[i] - each.most) - rest;  // in this order nothing is lost
     }
   }
+}
+
+// Logits [n] become log-probabilities, the very ones that `best` gives.
+inline void normalise(float* logits, int64_t n) {
+  float room[SEEN], value;
+  int64_t token;
+  Best all{&value, &token, 1};
+  for (int64_t at = 0; at < n; at += SEEN) {
+    const int count = int(std::min<int64_t>(SEEN, n - at));
+    std::copy_n(logits + at, count, room);
+    all.see(room, count, at, nullptr, 0);
+  }
+  const float rest = std::log(all.sums);
+  for (int64_t i = 0; i < n; i++) logits[i] = (logits[i] - all.most) - rest;
 }
 
 inline int64_t bytes(const Matrix& w) { return int64_t(w.in) * w.out * size(w.kind); }
