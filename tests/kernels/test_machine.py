@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -84,3 +86,26 @@ def test_a_machine_without_proc_has_a_name_too(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("platform.processor", lambda: "")
     monkeypatch.setattr("platform.machine", lambda: "riscv64")
     assert machine.cpu_name() == "riscv64"
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="no /proc here")
+def test_products_of_many_shapes_do_not_add_up() -> None:
+    """300 heights of bf16 products in a process of their own, whose memory may not grow by much after the first 100."""
+    program = """
+import torch
+from weft.kernels import machine
+machine.keep_memory()
+machine.remember_few_products()
+def resident():
+    return next(int(line.split()[1]) // 1024 for line in open("/proc/self/status") if line.startswith("RssAnon"))
+weight = torch.randn(256, 64).bfloat16()
+for rows in range(900, 1200):
+    x = torch.randn(rows, 64).bfloat16()
+    y = x @ weight.t()
+    y.t() @ x, y @ weight
+    if rows == 1000:
+        before = resident()
+print(resident() - before)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 40

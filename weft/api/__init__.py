@@ -23,7 +23,7 @@ from weft.api.results import Alignment, Candidate, Choice, Continuation, Transla
 from weft.api.search import Search
 from weft.api.translator import WINDOW, Options, Translator
 from weft.interop.published import is_published, read_published
-from weft.kernels.machine import bf16_products
+from weft.kernels.machine import bf16_products, remember_few_products
 from weft.models.compiled import is_compiled
 from weft.models.contract import Seq2Seq
 from weft.observe import Record
@@ -76,6 +76,7 @@ def load(
             raise ValueError(f"threads must be ≥ 1, not {threads}")
         torch.set_num_threads(threads)
     made = _opened(path_or_name)
+    remember_few_products()
     bf16 = precision == "bf16" or (precision == "auto" and bf16_products() and not is_compiled(made.model))
     cast(Seq2Seq, made.model).precision = torch.bfloat16 if bf16 else torch.float32
     return made

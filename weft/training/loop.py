@@ -157,6 +157,7 @@ def train(
     if not callable(getattr(model, "loss", None)):
         raise ValueError(f"expected a model with a loss(batch, smoothing, rdrop) method, not {type(model).__name__}")
     folder = run if isinstance(run, RunFolder) else RunFolder(run)
+    machine.remember_few_products()
     with ExitStack() as stack:
         ranks = stack.enter_context(joined())
         if ranks.first:
