@@ -172,6 +172,21 @@ def test_a_model_that_comes_with_weft_may_be_left_out(
     for words in like_names:
         assert cli.main(["translate", "--to", "es", *words]) == 2
         assert f"no model '{words[0]}'" in capsys.readouterr().err
+    assert cli.main(["look", "--to", "es", "one two"]) == 0
+    assert "uno dos" in capsys.readouterr().out
+    assert (tmp_path / "look.html").is_file()
+    for given, said in (
+        (["one two", "three"], "put it into quotes"),
+        (["gone.record"], "gone.record"),
+        (["tatoeba"], "give it a text"),
+    ):
+        assert cli.main(["look", *given]) == 2
+        assert said in capsys.readouterr().err
+    assert cli.main(["models"]) == 0
+    assert capsys.readouterr().out.startswith("tatoeba: translates between en, es, de, each to each; 0.")
+    assert cli.main(["models", "--json"]) == 0
+    (facts,) = json.loads(capsys.readouterr().out)
+    assert (facts["name"], Path(facts["path"])) == ("tatoeba", shipped / "tatoeba")
 
 
 def test_the_mark_is_a_token_for_others_too(model: Path, tmp_path: Path) -> None:

@@ -249,8 +249,14 @@ def _generate(
 
 @app.command("look")
 def _look(
-    model: Annotated[str, typer.Argument(help="A model, or without a text a saved record.", show_default=False)],
-    text: Annotated[str | None, typer.Argument(help="What to translate, or to go on from.", show_default=False)] = None,
+    given: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="MODEL|TEXT|RECORD",
+            help="A model (if none, tatoeba) and what to translate, or to go on from; or a saved record alone.",
+            show_default=False,
+        ),
+    ],
     target: Annotated[str | None, typer.Option(help="A translation to look at instead of the model's own.")] = None,
     out: Annotated[Path, typer.Option(help="The page.")] = Path("look.html"),
     figure: Annotated[Path | None, typer.Option(help="The alignment as a picture too (.svg, .png, .pdf).")] = None,
@@ -267,19 +273,24 @@ def _look(
 ) -> None:
     """See what the model attends to: in the terminal, and all of it as one page that needs no network."""
     from weft import api
-    from weft.views import figures
+    from weft.views import figures, terminal
 
     if figure is not None:
         figures.check_ending(figure)  # before the work, not after it
+    model, texts = _model_first(given, "tatoeba")
+    if len(texts) > 1:
+        raise ValueError(f"one text is looked at, not {len(texts)}: put it into quotes")
     drawn = {"sample": sample, "temperature": temperature, "seed": seed}
-    found = api.look(model, text, target, precision, to=to, beam=beam, max_tokens=max_tokens, **drawn)
+    found = api.look(
+        model, texts[0] if texts else None, target, precision, to=to, beam=beam, max_tokens=max_tokens, **drawn
+    )
     if figure is not None:
         found.figure(figure, words)
     if record is not None:
         found.record.save(record)
     found.write(out)
     columns = get_terminal_size().columns if sys.stdout.isatty() else None
-    typer.echo(found.draw(_colours(), words, columns))
+    typer.echo(found.draw(terminal.shows_colours(sys.stdout), words, columns))
     typer.echo(f"{', '.join(str(path) for path in (out, figure, record) if path is not None)} written")
     if show:
         typer.launch(str(out))
@@ -384,6 +395,21 @@ def _evaluate(
     typer.echo(report.json() if json else report.text())
 
 
+@app.command("models")
+def _models(json: Annotated[bool, _JSON] = False) -> None:
+    """List the models that come with weft."""
+    from weft import folder
+
+    found = [folder.describe(name) for name in folder.names()]
+    if json:
+        typer.echo(dumps(found, ensure_ascii=False, indent=2))
+        return
+    for facts in found:
+        typer.echo(f"{facts['name']}: {facts['does']}; {facts['megabytes']:.1f} MB, {facts['path']}")
+    if not found:
+        typer.echo("none yet")
+
+
 _data = typer.Typer(help="Named data sets: what there is, under which licence, and getting it.", rich_markup_mode=None)
 app.add_typer(_data, name="data")
 
@@ -434,7 +460,7 @@ def _model_first(words: Sequence[str], default: str) -> tuple[str, list[str]]:
     """The model and the texts that are given, where the model may be left out.
 
     The first word names the model if it is a path or a name that is there, or looks like one: there is no space in it,
-    and a text follows it, or it has a slash or is next to a name.
+    and a text follows it, or it has a slash or the ending of a record, or is next to a name.
     """
     from difflib import get_close_matches
 
@@ -443,7 +469,7 @@ def _model_first(words: Sequence[str], default: str) -> tuple[str, list[str]]:
     first, *rest = words or [default]
     is_there = first in folder.names() or os.path.exists(first)
     mistyped = get_close_matches(first, folder.names(), cutoff=0.85)
-    is_like = len(first.split()) == 1 and (rest or os.sep in first or mistyped)
+    is_like = len(first.split()) == 1 and (rest or os.sep in first or first.endswith(".record") or mistyped)
     if is_there or not words or is_like:
         return first, rest
     return default, [first, *rest]
@@ -453,11 +479,6 @@ def _stdin() -> Iterator[str]:
     from weft.data.text import lines_of
 
     return lines_of(sys.stdin.buffer, "stdin")
-
-
-def _colours() -> bool:
-    """Whether stdout is a terminal that shows colours."""
-    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def _line(text: str) -> str:

@@ -141,6 +141,22 @@ def card_of(path_or_name: str | os.PathLike[str]) -> str:
     return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
 
 
+def describe(path_or_name: str | os.PathLike[str]) -> dict[str, Any]:
+    """A model folder for a list: name, what the model does, megabytes of parameters, path.
+
+    Raises:
+        OSError: if there is no such folder, or its parameters are missing.
+        ValueError: if the configuration is damaged.
+    """
+    folder = resolve(path_or_name)
+    return {
+        "name": folder.name,
+        "does": _does(recipe(folder)),
+        "megabytes": round(size(folder) / 1e6, 1),
+        "path": str(folder),
+    }
+
+
 def size(path_or_name: str | os.PathLike[str]) -> int:
     """How many bytes the parameters of a model folder take.
 
@@ -213,17 +229,12 @@ def card(
         command: what made it, as one types it.
         licence: of the data, and so of what may be done with the model.
     """
-    data, model = recipe.data, recipe.model
-    if model.family == "gpt":
-        does = f"Goes on with a text, of which it sees the last {model.max_len:,} tokens"
-    else:
-        does = f"Translates from {data.source} to {data.target}" if data.source and data.target else "Translates text"
-        does = f"Translates between {', '.join(data.languages)}, each to each" if data.languages else does
+    data, model, does = recipe.data, recipe.model, _does(recipe)
     corpus = data.train if isinstance(data.train, str) else ", ".join(data.train)
     size = f"{parameters / 1e6:.1f} M" if parameters >= 100_000 else f"{parameters:,}"
     parts = [
         f"# {recipe.name or f'A {recipe.task} model'}",
-        f"{does}. Family: {model.family}, {size} parameters. Made with weft {__version__}.",
+        f"{does[:1].upper()}{does[1:]}. Family: {model.family}, {size} parameters. Made with weft {__version__}.",
         *([recipe.note] if recipe.note else []),
         f"## Data\n\n{corpus or 'Not named.'}" + (f"\n\nLicence: {licence}" if licence else ""),
     ]
@@ -233,6 +244,16 @@ def card(
     if command:
         parts.append(f"## Command\n\n```sh\n{command}\n```")
     return "\n\n".join(parts) + "\n"
+
+
+def _does(recipe: Recipe) -> str:
+    """What a model of this recipe does."""
+    data, model = recipe.data, recipe.model
+    if model.family == "gpt":
+        return f"goes on with a text, of which it sees the last {model.max_len:,} tokens"
+    if data.languages:
+        return f"translates between {', '.join(data.languages)}, each to each"
+    return f"translates from {data.source} to {data.target}" if data.source and data.target else "translates text"
 
 
 def _figure(value: str | float) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+import io
 
 import pytest
 from hypothesis import given
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from weft.views import terminal
 from weft.views.matrix import Matrix
-from weft.views.terminal import draw, shade, width
+from weft.views.terminal import draw, shade, shows_colours, width
 
 
 def test_the_example_of_the_docstring() -> None:
@@ -71,3 +72,23 @@ def test_any_label_keeps_the_columns(weights: list[list[float]], label: str) -> 
         assert line == f"{matrix.queries[0]} {cells}".rstrip()
     for line in lines[: -2 - len(weights)]:
         assert width(line) <= width(matrix.queries[0]) + 1 + 6
+
+
+@pytest.mark.parametrize(
+    ("is_terminal", "environment", "expected"),
+    [
+        (True, {"TERM": "xterm"}, True),
+        (False, {"TERM": "xterm"}, False),
+        (True, {"TERM": "dumb"}, False),
+        (True, {"TERM": "xterm", "NO_COLOR": "1"}, False),
+    ],
+)
+def test_colours_are_for_terminals_that_want_them(
+    is_terminal: bool, environment: dict[str, str], expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = io.StringIO()
+    monkeypatch.setattr(stream, "isatty", lambda: is_terminal, raising=False)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert shows_colours(stream) is expected

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+from typing import TextIO
 from unicodedata import category, east_asian_width
 
 from weft.views.matrix import INK, Matrix
@@ -44,6 +46,11 @@ def draw(matrix: Matrix, colour: bool = False) -> str:
     if colour:
         drawn = re.sub(f"[{''.join(block for _, block in SHADES)}]+", f"{_HUE}\\g<0>\x1b[0m", drawn)
     return "\n".join([drawn, *filter(None, [matrix.caption])])
+
+
+def shows_colours(stream: TextIO) -> bool:
+    """Whether a stream is a terminal that shows colours, and nobody has asked for none (NO_COLOR)."""
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def shade(weight: float) -> str:
