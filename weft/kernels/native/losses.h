@@ -96,7 +96,8 @@ inline void cross_entropy(T* logits, int64_t rows, int64_t n, const int64_t* tar
 template <class T>
 inline void rdrop(T* first, T* second, int64_t rows, int64_t n, const int64_t* targets, float smoothing, float apart,
                   bool train, Cost* costs, float* divergences) {
-  std::vector<float> gap(n), room, more_room;  // log p − log q
+  std::vector<float> gap(n);  // log p − log q
+  std::vector<float> room, more_room;
   const float half = apart / 2, spread = smoothing / 2 / float(n);
   for (int64_t r = 0; r < rows; r++, first += n, second += n) {
     float *z = Wide::of(first, n, room), *y = Wide::of(second, n, more_room), *ratio = gap.data();
