@@ -277,7 +277,8 @@ def _look(
 
     if figure is not None:
         figures.check_ending(figure)  # before the work, not after it
-    model, texts = _model_first(given, "tatoeba")
+    alone = to is None and len(given) == 1 and len(given[0].split()) == 1  # a record: a text needs a language
+    model, texts = (given[0], []) if alone else _model_first(given, "tatoeba")
     if len(texts) > 1:
         raise ValueError(f"one text is looked at, not {len(texts)}: put it into quotes")
     drawn = {"sample": sample, "temperature": temperature, "seed": seed}
@@ -460,7 +461,7 @@ def _model_first(words: Sequence[str], default: str) -> tuple[str, list[str]]:
     """The model and the texts that are given, where the model may be left out.
 
     The first word names the model if it is a path or a name that is there, or looks like one: there is no space in it,
-    and a text follows it, or it has a slash or the ending of a record, or is next to a name.
+    and a text follows it, or it has a slash or is next to a name.
     """
     from difflib import get_close_matches
 
@@ -469,7 +470,7 @@ def _model_first(words: Sequence[str], default: str) -> tuple[str, list[str]]:
     first, *rest = words or [default]
     is_there = first in folder.names() or os.path.exists(first)
     mistyped = get_close_matches(first, folder.names(), cutoff=0.85)
-    is_like = len(first.split()) == 1 and (rest or os.sep in first or first.endswith(".record") or mistyped)
+    is_like = len(first.split()) == 1 and (rest or os.sep in first or mistyped)
     if is_there or not words or is_like:
         return first, rest
     return default, [first, *rest]
