@@ -36,7 +36,7 @@ from weft.data.documents import (
     part_of,
 )
 
-_FORMAT = 1  # a store of another format is made again
+_FORMAT = 2  # a store of another format is made again
 _PIECE = 1 << 16  # characters of a document that are tokenised as one, about
 _BATCH = 1 << 20  # characters of all pieces that are tokenised side by side
 _CONTEXT = 256  # so many characters on each side of a cut are looked at
@@ -71,8 +71,10 @@ class TextFacts:
     """What is known of a text besides its tokens.
 
     Attributes:
-        characters, bytes: of the text as it was read, line ends and all, in UTF-8.
-        words: what stands between white space, and line ends, so that −Σ log p / words is per word as usual.
+        characters: of the text as it was read, line ends and all.
+        bytes: in UTF-8, of what there is to predict: the documents, and one for the end of each, if that is a token.
+        words: of the same, what stands between white space, line ends, and ends, so that −Σ log p / words is per word
+            as usual.
         unknown: how many tokens stand for something unknown.
     """
 
@@ -120,12 +122,12 @@ class TextStore:
 
     @property
     def bytes(self) -> int:
-        """Of the text in UTF-8, for bits per byte."""
+        """Of what there is to predict, in UTF-8, for bits per byte."""
         return self.facts.bytes
 
     @property
     def words(self) -> int:
-        """Of the text, line ends counted, for the perplexity of a word."""
+        """Of what there is to predict, line ends counted, for the perplexity of a word."""
         return self.facts.words
 
     def __len__(self) -> int:
@@ -283,32 +285,36 @@ class _Writer:
 
 @dataclass
 class _Tally:
-    """Counts what passes."""
+    """Counts what passes: characters that are read, and what there is to predict."""
 
+    end: bool  # whether the end of a document is a token
     characters: int = 0
     bytes: int = 0
     words: int = 0
-    file: int = -1
     inside: bool = False  # a word
 
-    def passing(self, blocks: Iterable[Block]) -> Iterator[Block]:
+    def read(self, blocks: Iterable[Block]) -> Iterator[Block]:
         for block in blocks:
-            text = block.text
-            goes_on = self.inside and self.file == block.file and not text[0].isspace()
-            self.characters += len(text)
-            self.bytes += len(text.encode())
-            self.words += len(text.split()) - goes_on + text.count("\n")
-            self.file, self.inside = block.file, not text[-1].isspace()
+            self.characters += len(block.text)
             yield block
+
+    def add(self, piece: _Piece) -> None:
+        text, end = piece.text, piece.ends and self.end
+        goes_on = bool(text) and self.inside and not text[0].isspace()
+        self.bytes += len(text.encode()) + end
+        self.words += len(text.split()) - goes_on + text.count("\n") + end
+        self.inside = not piece.ends and not text[-1:].isspace()
 
 
 def _write(
     writer: _Writer, text: Text, options: TextOptions, progress: Callable[[int], None], allow_unknown: bool
 ) -> TextFacts:
-    tally = _Tally()
-    fragments = fragments_of(tally.passing(text.blocks()), options.split)
+    tally = _Tally(options.end is not None)
+    fragments = fragments_of(tally.read(text.blocks()), options.split)
     for batch in _batches(_pieces(fragments, writer.is_stable, options.split == "file")):
         unknown = writer.add(batch)
+        for piece in batch:
+            tally.add(piece)
         if unknown is not None and writer.tokenizer.kind == "char" and not allow_unknown:
             piece, index = unknown
             place, character = text.place(piece.at + index), piece.text[index]
