@@ -36,6 +36,7 @@ def test_compiled_losses_are_the_plain_ones(vocab_size: int, smoothing: float) -
             two = linear_rdrop(first, second, weight, targets, bias, smoothing, apart=1.7)
             found.append((one.total, one.nll, two.total, two.nll, two.divergence))
     assert found[0] == found[1]
+    assert [x.requires_grad for x in found[0]] == [True, False, True, False, False]
     plain_one = cross_entropy.reference(first, weight, targets, bias, smoothing)
     plain_two = cross_entropy.rdrop_reference(first, second, weight, targets, bias, smoothing, apart=1.7)
     torch.testing.assert_close([one.total, one.nll], [plain_one.total, plain_one.nll], rtol=1e-5, atol=1e-4)
@@ -48,6 +49,17 @@ def test_compiled_losses_are_the_plain_ones(vocab_size: int, smoothing: float) -
     for mine, plain, used in ((one, plain_one, [first, weight, bias]), (two, plain_two, inputs)):
         for a, b in zip(torch.autograd.grad(mine.total, used), torch.autograd.grad(plain.total, used), strict=True):
             torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-4)
+
+
+def test_targets_may_lie_apart_in_memory() -> None:
+    hidden, weight = torch.randn(6, 1, 4), torch.randn(9, 4)
+    tokens = torch.randint(9, (6, 2))
+    apart = tokens[:, 1:]  # its flattened form is a view of every other number
+    found = linear_cross_entropy(hidden, weight, apart, None)
+    assert found == linear_cross_entropy(hidden, weight, apart.contiguous(), None)
+    torch.testing.assert_close(found.total, F.cross_entropy(hidden[:, 0] @ weight.T, apart[:, 0], reduction="sum"))
+    with pytest.raises(ValueError, match=r"targets are torch\.int32: expected torch\.int64"):
+        linear_cross_entropy(hidden, weight, apart.int(), None)
 
 
 @pytest.mark.parametrize("vocab_size", [5, 16, 1003])

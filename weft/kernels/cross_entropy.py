@@ -231,11 +231,11 @@ class _LinearCrossEntropy(torch.autograd.Function):
                     1, wanted, p.new_full((1, 1), smoothing - 1).expand_as(wanted)
                 )
                 drows[chunk] = layer.back(rows[chunk], p)
-        ctx.mark_non_differentiable(nll)
         if drows is not None:
             ctx.save_for_backward(drows, layer.dweight, layer.dbias)
-        wide = layer.dweight.dtype
-        return total.to(wide), nll.to(wide)
+        total, nll = (x.to(layer.dweight.dtype) for x in (total, nll))
+        ctx.mark_non_differentiable(nll)
+        return total, nll
 
     @staticmethod
     @once_differentiable
@@ -294,10 +294,11 @@ class _LinearRDrop(torch.autograd.Function):
                         1, wanted, grad.new_full((1, 1), (smoothing - 1) / 2).expand_as(wanted)
                     )
                     drows[chunk] = layer.back(rows[chunk], grad)
-        ctx.mark_non_differentiable(nll, divergence)
         ctx.save_for_backward(*(drows for _, drows in passes), layer.dweight, layer.dbias)
-        wide = layer.dweight.dtype
-        return (entropy + apart * divergence).to(wide), nll.to(wide), divergence.to(wide)
+        total = entropy + apart * divergence
+        total, nll, divergence = (x.to(layer.dweight.dtype) for x in (total, nll, divergence))
+        ctx.mark_non_differentiable(nll, divergence)
+        return total, nll, divergence
 
     @staticmethod
     @once_differentiable
@@ -314,7 +315,9 @@ def _valid(hidden: Tensor, weight: Tensor, targets: Tensor, smoothing: float, ig
         )
     if not 0.0 <= smoothing < 1.0:
         raise ValueError(f"smoothing must be at least 0 and less than 1, not {smoothing}")
-    rows, wanted = _rows(hidden, weight), targets.flatten()
+    if targets.dtype != torch.int64:
+        raise ValueError(f"targets are {targets.dtype}: expected torch.int64")
+    rows, wanted = _rows(hidden, weight), targets.flatten().contiguous()
     counted = wanted != ignore
     if not bool(counted.all()):
         places = counted.nonzero()[:, 0]
