@@ -400,7 +400,7 @@ class Greedy(Gru):
     ],
 )
 def test_a_batch_that_does_not_fit_is_told_at_the_start_with_advice(tmp_path: Path, error: Exception) -> None:
-    with pytest.raises(TrainingError, match=r"lower training\.batch_tokens \(now 777\) or data\.max_len, and raise"):
+    with pytest.raises(TrainingError, match=r"lower training\.batch_tokens \(now 777\) or the longest row"):
         run(Greedy(error), tmp_path, batch_tokens=777)
     assert RunFolder(tmp_path).steps() == []
 
@@ -454,6 +454,18 @@ def test_a_changed_recipe_is_refused_unless_it_is_a_fork(tmp_path: Path) -> None
     assert told.notes[-1] == f"{tmp_path}: finished after step 8"
     assert [event["step"] for event in metrics(tmp_path) if "loss" in event] == [3, 6, 8, 9, 12]
     assert run(made(), tmp_path, **changes) == outcome
+
+
+def test_a_fork_forgets_which_weights_the_run_before_it_ended_with(tmp_path: Path) -> None:
+    config = {"save_every": 2, "validate_every": 2, "keep": 1}
+    first = run(made(), tmp_path, steps=6, average=3, validate=Watcher(*[1.0] * 4), best=("score", "max"), **config)
+    assert first.weights == (2, 4, 6)
+    model = made()
+    outcome = run(
+        model, tmp_path, steps=8, average=1, fork=True, validate=Watcher(9.0), best=("score", "max"), **config
+    )
+    assert (outcome.weights, outcome.metrics["score"]) == ((8,), 9.0)
+    assert same(tensors_of(model), RunFolder(tmp_path).tensors(8, "model"))
 
 
 def test_precision_is_chosen_once_for_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -228,6 +228,8 @@ class _Training:
         cast(Trainable, self.model).precision = PRECISIONS[self.precision]
         if fork:
             self.state.finished, self.state.waited = self.state.step >= self.config.steps, 0
+            if not self.state.finished:  # what the model was to be is decided anew
+                self.state.weights, self.state.metrics = [], {}
         return self.state.finished
 
     def run(self, validate: Validate | None, best: Best) -> None:
@@ -466,7 +468,8 @@ class _Training:
                 raise
             raise TrainingError(
                 f"the costliest batch does not fit in memory: lower training.batch_tokens (now "
-                f"{self.config.batch_tokens}) or data.max_len, and raise training.accumulate for as large an update"
+                f"{self.config.batch_tokens}) or the longest row (data.max_len, of a text data.length), and raise "
+                "training.accumulate for as large an update"
             ) from error
         finally:
             self.optimizer.clear()
