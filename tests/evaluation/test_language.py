@@ -187,6 +187,10 @@ def test_what_cannot_be_measured_is_told(path: Path, tmp_path: Path) -> None:
     (tmp_path / "one.txt").write_text("T")
     with pytest.raises(ValueError, match="too few tokens to predict any"):
         validator(text_of(chosen, tokenizer, str(tmp_path / "one.txt")), tokenizer, chosen, print)
+    apart = recipe(path, sample="documents")
+    folder.save(tmp_path / "apart", model, apart, TokenizerPair(tokenizer, tokenizer), "")
+    with pytest.raises(ValueError, match="runs on from text to text"):
+        evaluate_folder(tmp_path / "apart", str(path), nanogpt=True)
     nothing = recipe(path, held_out_share=0.0)
     with pytest.raises(ValueError, match="no validation data"):
         validation_text(nothing, tokenizer)

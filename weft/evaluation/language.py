@@ -174,13 +174,16 @@ def evaluate_folder(
         store = prepare_text(text_paths(data), tokenizer, options, cache_folder() / "text", allow_unknown=True)
     else:
         store = text_of(recipe, tokenizer, data) if data else validation_text(recipe, tokenizer)
-    most = row_length(recipe)
-    length = (min(most, _LONGEST) if published else most) if length is None else length
+    assert recipe.model.family == "gpt"  # a recipe of this task has no other
+    most, trained = recipe.model.max_len, row_length(recipe)
+    length = (min(trained, _LONGEST) if published else trained) if length is None else length
     if length > most:
         raise ValueError(f"length must be at most the model's context of {most:,}, not {length:,}")
     if nanogpt:
         if stride is not None:
             raise ValueError("stride is for a full pass: nanoGPT's estimate draws its windows")
+        if recipe.data.sample == "documents":
+            raise ValueError("nanoGPT's estimate runs on from text to text: this model knows documents apart")
         rows = max(recipe.training.batch_tokens // length, 1)
         return estimate(loaded.model, store, length, rows, batches)
     return evaluate(loaded.model, store, length, stride, sample=recipe.data.sample)
