@@ -3,7 +3,7 @@
     python -m benchmarks.ladder RUN … [--data multi30k:test_2016_flickr] [--tokenize none] [--out PNG] [--json FILE]
 
 RUN is the run folder of a trained translator, best written in the order of the rungs: recurrent without attention, with
-it, convolutional, Transformer. Training time, steps and tokens are what the run logged; BLEU, and how fast the
+it, convolutional, Transformer. Training time, steps and tokens are what the run saved; BLEU, and how fast the
 translations came, is measured here, one model after the other. The picture has BLEU by the length of the source: what
 attention is for.
 """
@@ -11,8 +11,7 @@ attention is for.
 from __future__ import annotations
 
 import argparse
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from benchmarks import timing
 from weft.api import Translator, load_translator
 from weft.data.corpora import open_pairs
 from weft.evaluation import translation
+from weft.training.checkpoint import RunFolder
 from weft.views import figures
 
 BUCKETS = ((1, 8), (9, 10), (11, 12), (13, 14), (15, 17), (18, 21), (22, 200))  # words of a source, from and to
@@ -55,12 +55,13 @@ def measure(run: Path, data: str, tokenize: str) -> Rung:
     named = translator.recipe.data
     sources, references = translation.sentences(open_pairs(data, named.source, named.target, named.swap))
     report = translation.evaluate(translator, sources, references, tokenize)
-    last = [line for line in _logged(run) if "tokens" in line][-1]
+    trained = RunFolder(run)
+    last = trained.state(trained.steps()[-1])
     return Rung(
         _name(translator),
         sum(parameter.numel() for parameter in translator.model.parameters()),
-        int(last["step"]),
-        int(last["tokens"]),
+        last["step"],
+        last["tokens"],
         last["seconds"] / 60,
         report.scores.bleu,
         report.scores.chrf,
@@ -80,11 +81,6 @@ def by_length(
             found = translation.score([translations[i] for i in chosen], [references[i] for i in chosen], tokenize)
             scores[low] = found.bleu
     return scores
-
-
-def _logged(run: Path) -> Iterator[Mapping[str, float]]:
-    for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
-        yield json.loads(line)
 
 
 def _name(translator: Translator) -> str:
