@@ -14,6 +14,8 @@ from benchmarks import robustness
 from tests.test_end_to_end import SIZES
 from weft import cli, folder
 from weft.api import Translator
+from weft.training.report import Silent
+from weft.training.translation import choose
 
 WORDS = {
     "en": ["one", "two", "three", "four", "five", "six"],
@@ -168,10 +170,19 @@ def test_a_model_that_comes_with_weft_may_be_left_out(
     for words in (["one two"], ["tatoeba", "one two"], ["one two", "three"], ["tatoeba", "one", "two"], ["one"]):
         assert cli.main(["translate", "--to", "es", *words]) == 0
     assert capsys.readouterr().out.split("\n")[:-1] == ["uno dos", "uno dos", "uno dos", "tres", "uno", "dos", "uno"]
-    like_names = (["one", "two"], ["gone/model"], ["gone/model", "one"], ["tatoebe"])
+    like_names = (["one", "two"], ["gone/model"], ["gone/model", "one"], ["tatoebe"], ["one", "two", "three"])
     for words in like_names:
         assert cli.main(["translate", "--to", "es", *words]) == 2
-        assert f"no model '{words[0]}'" in capsys.readouterr().err
+        error = capsys.readouterr().err
+        assert f"no model '{words[0]}'" in error
+        assert ("a text of several words goes into quotes" in error) == (len(words) > 2)
+    (tmp_path / "tatoeba").mkdir()  # of data, perhaps
+    for words in (["one two"], ["tatoeba", "one two"]):
+        assert cli.main(["translate", "--to", "es", *words]) == 0
+        assert capsys.readouterr().out == "uno dos\n"
+    (tmp_path / "tatoeba" / "latest").write_text("step-000100")
+    assert cli.main(["translate", "--to", "es", "tatoeba", "one two"]) == 2
+    assert "a run that has not ended" in capsys.readouterr().err
     assert cli.main(["look", "--to", "es", "one two"]) == 0
     assert "uno dos" in capsys.readouterr().out
     assert (tmp_path / "look.html").is_file()
@@ -179,6 +190,7 @@ def test_a_model_that_comes_with_weft_may_be_left_out(
         (["one two", "three"], "put it into quotes"),
         (["gone.record"], "gone.record"),
         (["tatoeba"], "give it a text"),
+        (["tatoeba", "--beam", "2"], "give it a text"),
     ):
         assert cli.main(["look", *given]) == 2
         assert said in capsys.readouterr().err
@@ -205,6 +217,32 @@ def test_the_mark_is_a_token_for_others_too(model: Path, tmp_path: Path) -> None
         assert answer.hypotheses[0] == wanted
 
 
+def test_a_model_of_one_direction_is_compared_with_one_of_several(
+    model: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("WEFT_CACHE", str(data / "cache"))
+    train, test = (f"{data}/{part}.en-es.tsv" for part in ("train", "test"))
+    for out, swap, read, said in ((tmp_path / "there", "false", "en", "es"), (tmp_path / "back", "true", "es", "en")):
+        given = ["--data.source=en", "--data.target=es", f"--data.swap={swap}", *SMALL, "--training.steps=2"]
+        assert cli.main(["train", "translation", f"--data.train={train}", "--out", str(out), *given]) == 0
+        alone = weft.load(out)
+        assert isinstance(alone, Translator)
+        assert alone.languages == (said,)
+        assert f"({read} → {said}, " in repr(alone)
+        assert alone.translate("uno", to=said, from_=read).text == alone.translate("uno").text
+    directions = ["--from", "en", "--to", "es"]
+    for words in ([str(tmp_path / "there"), str(model)], [str(model), str(tmp_path / "there"), *directions]):
+        capsys.readouterr()
+        assert cli.main(["evaluate", words[0], test, "--baseline", *words[1:]]) == 0
+        assert "baseline" in capsys.readouterr().out
+
+
+def test_a_named_set_tells_the_languages_of_its_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WEFT_CACHE", str(tmp_path))
+    sets = [f"--data.{part}=tatoeba-sample:{part}" for part in ("train", "validation")]
+    assert choose(sets, Silent()).data.direction == ("en", "es")
+
+
 def test_what_is_in_the_language_already_stays(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     translator = weft.load(model)
     assert isinstance(translator, Translator)
@@ -214,6 +252,11 @@ def test_what_is_in_the_language_already_stays(model: Path, capsys: pytest.Captu
     assert kept.attention.weights.shape == (4, 5)
     assert translator.translate("uno dos tres", to="es", from_="en").log_prob < 0.0  # as it was told
     assert translator.translate("uno", to="es").log_prob < 0.0  # a word alone may be one of several languages
+    assert (
+        translator.translate("uno\ndos tres uno", to="es", split=True).text == "uno\ndos tres uno"
+    )  # unless others tell
+    assert translator.translate("uno\none two", to="es", split=True).parts[0].log_prob < 0.0
+    assert translator.detect("ONE TWO THREE") == translator.detect("One two three")
     for from_ in (None, "en"):
         assert translator.translate("?! 😀 42", to="es", from_=from_).text == "?! 😀 42"  # is no language
     assert translator.translate("uno", to="es", from_="es").text == "uno"

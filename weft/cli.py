@@ -401,7 +401,7 @@ def _models(json: Annotated[bool, _JSON] = False) -> None:
     """List the models that come with weft."""
     from weft import folder
 
-    found = [folder.describe(name) for name in folder.names()]
+    found = [folder.describe(folder.SHIPPED / name) for name in folder.names()]
     if json:
         typer.echo(dumps(found, ensure_ascii=False, indent=2))
         return
@@ -467,13 +467,16 @@ def _model_first(words: Sequence[str], default: str) -> tuple[str, list[str]]:
 
     from weft import folder
 
-    first, *rest = words or [default]
+    meant = str(folder.SHIPPED / default) if default in folder.names() else default  # whatever the folder at hand holds
+    first, *rest = words or [meant]
     is_there = first in folder.names() or os.path.exists(first)
     mistyped = get_close_matches(first, folder.names(), cutoff=0.85)
     is_like = len(first.split()) == 1 and (rest or os.sep in first or mistyped)
-    if is_there or not words or is_like:
-        return first, rest
-    return default, [first, *rest]
+    if not (is_there or not words or is_like):
+        return meant, [first, *rest]
+    if not (is_there or mistyped or os.sep in first) and len(rest) > 1:
+        raise ValueError(f"no model {first!r} is here, and a text of several words goes into quotes")
+    return first, rest
 
 
 def _stdin() -> Iterator[str]:

@@ -61,21 +61,20 @@ def names() -> list[str]:
 
 
 def resolve(path_or_name: str | os.PathLike[str]) -> Path:
-    """The folder of a model, given its path or the name of one that comes with weft. A path goes first.
+    """The folder of a model, given its path or the name of one that comes with weft. A path to a model goes first.
 
     Raises:
         OSError: if there is no such folder, with the nearest name; or if there is, without a model in it.
     """
-    path = Path(path_or_name)
-    if path.is_dir():
+    path, known = Path(path_or_name), names()
+    if path.is_dir() and (_file(path, CONFIG).is_file() or _is_run(path) or str(path_or_name) not in known):
         if not _file(path, CONFIG).is_file():
             raise FileNotFoundError(_why_no_model(path))
         return path
-    if path.is_file():
-        raise NotADirectoryError(f"{path} is a file: a model is the folder that holds {WEIGHTS} and {CONFIG}")
-    known = names()
     if str(path_or_name) in known:
         return SHIPPED / path_or_name
+    if path.is_file():
+        raise NotADirectoryError(f"{path} is a file: a model is the folder that holds {WEIGHTS} and {CONFIG}")
     beside = [str(path.parent / other.name) for other in _folders(path.parent)]
     come = f"of those that come with weft ({', '.join(known)})" if known else "of those that come with weft (none yet)"
     hint = nearest(str(path_or_name), [*known, *beside, *(Path(other).name for other in beside)])
@@ -253,7 +252,7 @@ def _does(recipe: Recipe) -> str:
         return f"goes on with a text, of which it sees the last {model.max_len:,} tokens"
     if data.languages:
         return f"translates between {', '.join(data.languages)}, each to each"
-    return f"translates from {data.source} to {data.target}" if data.source and data.target else "translates text"
+    return "translates from {} to {}".format(*data.direction) if all(data.direction) else "translates text"
 
 
 def _figure(value: str | float) -> str:

@@ -31,6 +31,9 @@ def test_a_single_sentence_is_given_as_it_stands() -> None:
         ("¿DÓNDE ESTÁ?", "¿Dónde está?"),
         ("«GRÜSS GOTT»", "«Grüss gott»"),
         ("24 PEOPLE CAME", "24 People came"),
+        ("I AM HERE", "I am here"),
+        ("HELP ME!", "Help me!"),
+        ("A TV SET", "A tv set"),
     ],
 )
 def test_capitals_are_made_small_and_the_translation_loud(text: str, quiet: str) -> None:

@@ -128,10 +128,10 @@ def look(
     """
     given = {name: value for name, value in options.items() if value is not None}
     if text is None:
-        if target is not None or given:
-            raise ValueError(f"{', '.join(given) or 'target'}: a saved record is looked at as it is")
         if os.path.isdir(path_or_name) or os.fspath(path_or_name) in folder.names():
             raise ValueError(f"{os.fspath(path_or_name)} is a model: give it a text to look at")
+        if target is not None or given:
+            raise ValueError(f"{', '.join(given) or 'target'}: a saved record is looked at as it is")
         return Look(Record.load(path_or_name))
     model = load(path_or_name, precision)
     if isinstance(model, Translator):

@@ -15,7 +15,9 @@ from weft.data.sentences import cut, sentences
 _WORD = re.compile(r"[^\W\d_]+")
 _WIDE_MARKS = ("。", "！", "？")
 _ALONE = re.compile(r"\bi\b(?=$|\s|['’.,;:!?])")
-_SEVERAL, _LONG = 3, 5  # so many words in capitals, or one so long, are no abbreviations
+_SEVERAL, _LONG = 3, 5  # so many words in capitals, or one so long beside another, are no abbreviations
+_PAIR = re.compile(r"[^\W\d_]{4,} [^\W\d_]{2,}|[^\W\d_]{2,} [^\W\d_]{4,}")  # nor are two with nothing between them
+_CAPITALS = re.compile(r"[^\W\d_a-z]{2,}")
 
 
 @dataclass(frozen=True)
@@ -120,13 +122,19 @@ def pieces(text: str, fits: Callable[[str], bool] | None = None, recase: bool = 
 
 
 def _piece(text: str, after: str, recase: bool) -> Piece:
-    words = [word for word in _WORD.findall(text) if len(word) > 1 or not word.isupper()]
-    enough = len(words) >= _SEVERAL or (len(words) > 1 and max(map(len, words)) >= _LONG)
-    is_loud = recase and enough and all(word.isupper() for word in words)
-    return Piece(_quiet(text), after, text) if is_loud else Piece(text, after)
+    words = _WORD.findall(text)
+    telling = [word for word in words if len(word) > 1 or not word.isupper()]
+    several = len(words) >= _SEVERAL or max(map(len, telling), default=0) >= _LONG or _PAIR.search(text) is not None
+    is_loud = recase and several and len(telling) > 1 and all(word.isupper() for word in telling)
+    return Piece(quiet(text), after, text) if is_loud else Piece(text, after)
 
 
-def _quiet(text: str) -> str:
+def has_capitals(text: str) -> bool:
+    """Whether letters next to each other are capitals."""
+    return any(found[0].isupper() for found in _CAPITALS.finditer(text))
+
+
+def quiet(text: str) -> str:
     """In small letters but for the first, and for an I that stands alone."""
     small = _ALONE.sub("I", text.lower())
     first = next((place for place, letter in enumerate(small) if letter.isalpha()), 0)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from weft.api.look import KINDS, Look, of_translation, way_of
-from weft.api.pieces import Line, Part, Piece, Way, pieces
+from weft.api.pieces import Line, Part, Way, has_capitals, pieces, quiet
 from weft.api.results import Alignment, Candidate, Choice, Translation
 from weft.api.search import Search, SearchKeys, batches, known, make_search, windows
 from weft.config import EOS, PAD, UNK, Recipe
@@ -72,7 +72,7 @@ class Translator:
 
     def __repr__(self) -> str:
         data, count = self.recipe.data, sum(parameter.numel() for parameter in self.model.parameters())
-        way = f"{data.source} → {data.target}, " if data.source and data.target else ""
+        way = f"{' → '.join(data.direction)}, " if all(data.direction) else ""
         way = f"between {', '.join(data.languages)}, " if data.languages else way
         return f"Translator({way}{self.recipe.model.family}, {count:,} parameters)"
 
@@ -282,7 +282,7 @@ class Translator:
             ValueError: if an option is unknown, out of range, or asks for nothing.
         """
         given = known(options, Options)
-        sources = self.recipe.data.languages or [self.recipe.data.source]
+        sources = self.recipe.data.languages or self.recipe.data.direction[:1]
         if (from_ := given.get("from_")) and from_ not in sources:
             raise ValueError(
                 f"{from_!r}: this model translates from {' or '.join(filter(None, sources)) or 'any text'}"
@@ -299,7 +299,7 @@ class Translator:
     def languages(self) -> tuple[str, ...]:
         """What the model can translate to, as far as its recipe says."""
         data = self.recipe.data
-        return tuple(data.languages) or ((data.target,) if data.target else ())
+        return tuple(data.languages) or tuple(filter(None, data.direction[1:]))
 
     def detect(self, text: str) -> dict[str, float]:
         """How probably a text is in each of the model's languages, the likeliest first; the rest: in none of them.
@@ -307,9 +307,10 @@ class Translator:
         Raises:
             ValueError: if the model does not know several apart.
         """
-        if self.tokenizers.languages is None:
+        languages, source = self.tokenizers.languages, self.tokenizers.source
+        if languages is None:
             raise ValueError("this model cannot tell languages apart")
-        return self.tokenizers.languages.of(self.tokenizers.source.encode(text))
+        return languages.of(source.encode(quiet(text) if has_capitals(text) else text))  # capitals tell nothing
 
     def _way(self, search: Search, options: Options) -> Way:
         """What these options ask of a text before the search."""
@@ -367,29 +368,40 @@ class Translator:
         encoded = iter(source.encode_batch([piece.text for each in cut for piece in each]))
         lines = []
         for number, (text, each, own) in enumerate(zip(texts, cut, ways, strict=True), first):
-            parts = tuple(self._part(piece, next(encoded), number, place, own) for place, piece in enumerate(each))
+            stay = self._stay([piece.text for piece in each], own)
+            parts = tuple(
+                Part(piece, own.mark + next(encoded), number, place, stays)
+                for place, (piece, stays) in enumerate(zip(each, stay, strict=True))
+            )
             most, fault = max((len(part.ids) for part in parts), default=0), ""
             if longest is not None and most > longest:
                 fault = f"line {number + 1:,} has {most:,} tokens, but the model takes at most {longest:,}: split it"
             lines.append(Line(text, parts, fault))
         return lines
 
-    def _part(self, piece: Piece, tokens: list[int], line: int, place: int, way: Way) -> Part:
-        """A piece behind its mark; see ``_is_said``."""
-        return Part(piece, way.mark + tokens, line, place, self._is_said(piece.text, tokens, way))
+    def _stay(self, texts: Sequence[str], way: Way) -> list[bool]:
+        """Which parts of a line are the same in the language asked for: they have no letters, or are surely in it.
 
-    def _is_said(self, text: str, tokens: Sequence[int], way: Way) -> bool:
-        """Whether a text is the same in the language asked for: it has no letters, or is surely in it."""
-        if way.to is None or not text.strip():
-            return False
-        if not any(letter.isalpha() for letter in text):
-            return True
-        if way.from_ is not None:
-            return way.from_ == way.to
-        languages = self.tokenizers.languages
-        if languages is None or len(text.split()) < 2:
-            return False
-        return languages.of(tokens).get(way.to, 0.0) > SURE
+        Of a single word nobody can be sure: it stays if all others do.
+        """
+        if way.to is None:
+            return [False] * len(texts)
+        letters = [any(letter.isalpha() for letter in text) for text in texts]
+        told = [self._is_in(way.to, text, way.from_) if has else None for text, has in zip(texts, letters, strict=True)]
+        known = [each for each in told if each is not None]
+        rest = bool(known) and all(known)
+        return [
+            bool(text.strip()) and (not has or (rest if each is None else each))
+            for text, has, each in zip(texts, letters, told, strict=True)
+        ]
+
+    def _is_in(self, language: str, text: str, said: str | None) -> bool | None:
+        """Whether a text is in a language, by what was said, or surely by its words; None where that is open."""
+        if said is not None:
+            return said == language
+        if self.tokenizers.languages is None or len(text.split()) < 2:
+            return None
+        return self.detect(text).get(language, 0.0) > SURE
 
     def _translated(
         self, lines: Sequence[Line], search: Search, prefixes: Sequence[Sequence[int]] | None = None

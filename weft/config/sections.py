@@ -88,6 +88,11 @@ class DataConfig(Section):
     sample: Literal["stream", "documents"] = "stream"
     length: int = Field(default=0, ge=0)
 
+    @property
+    def direction(self) -> tuple[str, str]:
+        """The language that is read and the one that is said, as far as they are named; of one direction."""
+        return (self.target, self.source) if self.swap else (self.source, self.target)
+
     @model_validator(mode="after")
     def _one_way_or_many(self) -> Self:
         if self.languages and (self.source or self.target or self.swap):

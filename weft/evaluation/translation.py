@@ -308,10 +308,10 @@ def evaluate_folder(
     reports = {}
     for name, (sources, targets, to, from_) in trials(translator.recipe.data, data, source, options.get("to")).items():
         options["to"], options["from_"] = to, from_
+        theirs = None if other is None else evaluate(other, sources, targets, tokenize, lowercase, **options)
         report = evaluate(translator, sources, targets, tokenize, lowercase, samples, **options)
-        if other is not None:
-            theirs = evaluate(other, sources, targets, tokenize, lowercase, **options).translations
-            compared = compare(theirs, report.translations, targets, tokenize, lowercase)
+        if theirs is not None:
+            compared = compare(theirs.translations, report.translations, targets, tokenize, lowercase)
             report = replace(report, comparison=compared)
         reports[name] = report
     if output is not None:
@@ -334,15 +334,16 @@ def trials(
         OSError: if a file is missing.
         ValueError: if the data is at fault, or the model does not know a language.
     """
-    known = trained.languages or [language for language in (trained.source, trained.target) if language]
+    known = trained.languages or [language for language in trained.direction if language]
     for language in (source, to):
         if language is not None and language not in known:
             raise ValueError(f"{language!r} is no language of this model: expected {' or '.join(known) or 'none'}")
     if not trained.languages:
-        if source not in (None, trained.source) or to not in (None, trained.target):
-            raise ValueError(f"this model translates from {trained.source} to {trained.target}, not the other way")
+        read, said = trained.direction
+        if source not in (None, read) or to not in (None, said):
+            raise ValueError(f"this model translates from {read} to {said}, not the other way")
         pairs = open_pairs(data, trained.source, trained.target, trained.swap)
-        return {f"{trained.source}-{trained.target}": Sentences(*sentences(pairs))}
+        return {f"{read}-{said}": Sentences(*sentences(pairs), said or None, read or None)}
     if is_many(data):
         texts = open_directions(data, trained.languages, trained.bridge, every=True).texts
     elif to is not None:
@@ -356,7 +357,7 @@ def trials(
 
 
 class Sentences(NamedTuple):
-    """What a model is tried on: sources, the references of each, and the languages, if the model has several."""
+    """What a model is tried on: sources, the references of each, and the languages, as far as they are known."""
 
     sources: list[str]
     references: list[list[str]]

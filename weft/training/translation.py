@@ -58,8 +58,13 @@ def choose(overrides: Sequence[str], report: Reporter) -> Recipe:
     Raises:
         ValueError: if no training data is named, or the data is at fault.
     """
-    pairs, _ = _texts(Recipe.make({}, overrides))
+    draft = Recipe.make({}, overrides)
+    data, (pairs, _) = draft.data, _texts(draft)
     count = sum(1 for _ in pairs)
+    if not data.languages:
+        text = open_pairs(data.train, data.source, data.target)
+        if text.source and text.target:  # a named set knows its languages
+            overrides = [*overrides, f"--data.source={text.source}", f"--data.target={text.target}"]
     recipe = fitted(size_for(count), overrides, lambda draft: prepared(draft, report).batches.per_epoch)
     model = recipe.model
     assert not isinstance(model, GPTConfig)  # a recipe of this task has none
