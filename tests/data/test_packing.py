@@ -116,7 +116,31 @@ def test_every_window_is_as_likely() -> None:
     assert float(((counts[1:] - 400) ** 2 / 400).sum()) < 98
 
 
-@pytest.mark.parametrize("sample", ["stream", "documents"])
+@given(total=st.integers(2, 60), rows=st.integers(1, 5), length=st.integers(1, 15), seed=st.integers(0, 2**64))
+def test_a_round_asks_for_each_token_once_behind_the_one_before_it(
+    total: int, rows: int, length: int, seed: int
+) -> None:
+    store = make_store([total])
+    if total <= length:
+        with pytest.raises(ValueError, match="expected a longer text"):
+            PackedBatches(store, rows, length, seed, sample="rounds")
+        return
+    batches = PackedBatches(store, rows, length, seed, sample="rounds")
+    for epoch in range(4):
+        made = [batches.at(epoch * batches.per_epoch + number) for number in range(batches.per_epoch)]
+        assert all(batch.segments is None and batch.counted is None for batch in made)
+        assert all(batch.tokens.shape == (rows, length + 1) for batch in made[:-1])
+        pairs = [pair for batch in made for pair in asked(batch)]
+        assert len(set(pairs)) == len(pairs) == total // length * length
+        assert all(after == before % total + 1 for before, after in pairs)
+
+
+def test_rounds_cut_the_text_elsewhere_each_time() -> None:
+    batches = PackedBatches(make_store([70]), rows=10, length=7, seed=3, sample="rounds")
+    assert {int(batches.at(epoch).tokens[:, 0].min()) for epoch in range(40)} == set(range(1, 8))
+
+
+@pytest.mark.parametrize("sample", ["stream", "rounds", "documents"])
 def test_a_batch_follows_from_seed_and_number_alone(sample: str) -> None:
     store = make_store([5, 9, 1, 30, 12, 7, 7])
     batches = PackedBatches(store, 3, 8, 7, sample=sample)

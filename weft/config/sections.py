@@ -66,7 +66,8 @@ class DataConfig(Section):
         split: a document is a whole "file", what stands between "blank" lines, or a "line".
         end: whether the end token follows each document.
         held_out_share: without a validation set, so much of the text, from its end, is kept for it.
-        sample: "stream" draws windows of the whole text, "documents" packs documents, which do not see each other.
+        sample: "stream" draws windows of the whole text; "rounds" reads it once an epoch, from another place on each
+            time; "documents" packs documents, which do not see each other.
         length: tokens of a row; 0: as many as the model can take.
     """
 
@@ -85,7 +86,7 @@ class DataConfig(Section):
     split: Literal["file", "blank", "line"] = "file"
     end: bool = True
     held_out_share: Share = 0.1
-    sample: Literal["stream", "documents"] = "stream"
+    sample: Literal["stream", "rounds", "documents"] = "stream"
     length: int = Field(default=0, ge=0)
 
     @property
@@ -194,7 +195,8 @@ class GPTConfig(Section):
         rope_base, rope_scaling: of rotary positions.
         bias: of linear layers and LayerNorm; attention_bias: of the attention's linear layers, as ``bias`` if None.
         tie: whether the output layer is the table of embeddings.
-        dropout: on embeddings and sub-layers; attention_dropout: on attention weights, the same if None.
+        dropout: on embeddings and sub-layers; attention_dropout: on attention weights, the same if None; ffn_dropout:
+            inside feed-forward layers.
     """
 
     family: Literal["gpt"] = "gpt"
@@ -216,6 +218,7 @@ class GPTConfig(Section):
     tie: bool = True
     dropout: Share = 0.1
     attention_dropout: Share | None = None
+    ffn_dropout: Share = 0.0
 
     @model_validator(mode="after")
     def _fits(self) -> Self:

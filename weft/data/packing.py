@@ -1,6 +1,7 @@
 """Batches of a long text or of packed documents, as a pure function of a seed and a number.
 
     batches = PackedBatches(store, rows=64, length=256, seed=1)                           # nanoGPT's
+    batches = PackedBatches(store, rows=64, length=256, seed=1, sample="rounds")          # each token once an epoch
     batches = PackedBatches(store, rows=64, length=256, seed=1, sample="documents")       # packed, kept apart
     batches.at(0), batches.at(1), …     # batch number n over all epochs and ranks
     sampled(validation, 64, 256, count=200, seed=1)     # nanoGPT's estimate of the loss: the mean over these
@@ -24,10 +25,10 @@ from weft.config import PAD, nearest
 from weft.data.batching import scrambled
 from weft.data.text_store import TextStore
 
-Sample = Literal["stream", "documents"]
+Sample = Literal["stream", "rounds", "documents"]
 
-_SAMPLES = ("stream", "documents")
-_WINDOWS, _DOCUMENTS, _ROWS = range(3)  # what random numbers are for, so that each use has its own
+_SAMPLES = ("stream", "rounds", "documents")
+_WINDOWS, _DOCUMENTS, _ROWS, _BEGIN = range(4)  # what random numbers are for, so that each use has its own
 
 
 class TokenBatch(NamedTuple):
@@ -50,6 +51,8 @@ class PackedBatches:
     """The batches of a text, over and over.
 
     ``stream`` takes windows at random places of the whole text, as nanoGPT does; documents are not told apart.
+    ``rounds`` goes round the text once in each epoch, from a place of its own on, the end and the beginning joined, and
+    shuffles the rows: each token is asked for once, but for the few that are no whole row, and behind others each time.
     ``documents`` shuffles the documents each epoch, lays them one behind the other and cuts that into rows. Each row
     begins with the last token of the one before it, so that in an epoch each token is read once and each but the first
     of a document is asked for once. The rows are shuffled too; the last batch of an epoch may have fewer, and
@@ -69,17 +72,17 @@ class PackedBatches:
             rows: how many a batch has.
             length: how many tokens of a row are read.
             seed: of every order and place.
-            sample: "stream" or "documents".
+            sample: "stream", "rounds" or "documents".
 
         Raises:
             ValueError: if rows or length are less than 1, or the text is too short for a row.
         """
         _check(sample, rows=rows, length=length)
         total = len(store.tokens)
-        if total < (length + 1 if sample == "stream" else 2):
+        if total < (2 if sample == "documents" else length + 1):
             raise ValueError(f"a row has {length + 1:,} tokens: expected a longer text than one of {total:,}")
         self.store, self.rows, self.length, self.seed, self.sample = store, rows, length, seed, sample
-        self._num_rows = -(-(total - 1) // length)  # of an epoch
+        self._num_rows = total // length if sample == "rounds" else -(-(total - 1) // length)  # of an epoch
         self.per_epoch = -(-self._num_rows // rows)
         self._plan: _Plan | None = None
 
@@ -91,9 +94,11 @@ class PackedBatches:
         """
         if number < 0:
             raise ValueError(f"batches are numbered from 0: there is no batch {number}")
+        epoch, place = divmod(number, self.per_epoch)
         if self.sample == "documents":
-            epoch, place = divmod(number, self.per_epoch)
             return self._packed(epoch, place)
+        if self.sample == "rounds":
+            return self._of_round(epoch, place)
         rows = np.arange(number * self.rows, (number + 1) * self.rows, dtype=np.uint64)
         places = scrambled(rows, self.seed, _WINDOWS) % np.uint64(len(self.store.tokens) - self.length)
         return TokenBatch(_windows(self.store, places.astype(np.int64), self.length))
@@ -106,6 +111,11 @@ class PackedBatches:
         """How many batches there are, in one line."""
         what = f"{self.per_epoch:,} batch{'' if self.per_epoch == 1 else 'es'} an epoch"
         return f"{what} of {self.rows:,} × {self.length:,} tokens"
+
+    def _of_round(self, epoch: int, place: int) -> TokenBatch:
+        begin = scrambled(np.array([epoch], np.uint64), self.seed, _BEGIN) % np.uint64(len(self.store.tokens))
+        rows = self._planned(epoch).rows[place * self.rows : (place + 1) * self.rows]
+        return TokenBatch(_windows(self.store, begin.astype(np.int64) + rows * self.length, self.length))
 
     def _packed(self, epoch: int, place: int) -> TokenBatch:
         plan = self._planned(epoch)
@@ -195,8 +205,9 @@ def _in_order(store: TextStore, rows: int, length: int, stride: int, sample: Sam
 
 
 def _windows(store: TextStore, places: NDArray[np.int64], length: int) -> Tensor:
-    """length + 1 tokens from each of these places on: [B, length + 1]."""
-    return torch.from_numpy(store.tokens[places[:, None] + np.arange(length + 1)].astype(np.int64))
+    """length + 1 tokens from each of these places on, behind the last the first: [B, length + 1]."""
+    within = (places[:, None] + np.arange(length + 1)) % len(store.tokens)
+    return torch.from_numpy(store.tokens[within].astype(np.int64))
 
 
 def _shuffled(count: int, *keys: int) -> NDArray[np.int64]:

@@ -308,6 +308,7 @@ def _block(config: GPTConfig) -> BlockConfig:
         attention_bias=config.attention_bias,
         dropout=config.dropout,
         attention_dropout=config.dropout if config.attention_dropout is None else config.attention_dropout,
+        ffn_dropout=config.ffn_dropout,
     )
 
 
