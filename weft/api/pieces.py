@@ -7,7 +7,7 @@ pieces("STOP THAT NOW. He did.", fits=lambda part: True, recase=True)
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from weft.data.sentences import cut, sentences
@@ -47,57 +47,6 @@ class Piece:
         """What stands between its translation and the next: a space, where only the source needs none."""
         needs_none = self.text.endswith(_WIDE_MARKS) and not translation.endswith(_WIDE_MARKS)
         return self.after or " " * needs_none
-
-
-@dataclass(frozen=True)
-class Way:
-    """What becomes of a text before the search.
-
-    Attributes:
-        mark: what sources open with.
-        split, recase: as asked for.
-        to: the language asked for, if what is in it already is to stay as it is.
-        from_: the language of the text, if it was said.
-    """
-
-    mark: list[int]
-    split: bool = False
-    recase: bool = False
-    to: str | None = None
-    from_: str | None = None
-
-
-@dataclass(frozen=True)
-class Part:
-    """What is translated at once.
-
-    Attributes:
-        piece: its text.
-        ids: its tokens, without EOS.
-        line: the number of its line, from 0.
-        place: of the part in its line, from 0.
-        is_said: whether it stays as it is.
-    """
-
-    piece: Piece
-    ids: Sequence[int]
-    line: int = 0
-    place: int = 0
-    is_said: bool = False
-
-    @property
-    def stream(self) -> int:
-        """The number of its random stream: that of its line, or for a later part of a line one of its own."""
-        return self.line + (self.place << 40)
-
-
-@dataclass(frozen=True)
-class Line:
-    """A text to translate: its parts, and why it cannot be translated, if so."""
-
-    text: str
-    parts: tuple[Part, ...]
-    fault: str = ""
 
 
 def pieces(text: str, fits: Callable[[str], bool] | None = None, recase: bool = False) -> list[Piece]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from weft.api.look import KINDS, Look, of_translation, way_of
-from weft.api.pieces import Line, Part, Way, has_capitals, pieces, quiet
+from weft.api.reader import Line, Part, Reader, TextKeys, Way
 from weft.api.results import Alignment, Candidate, Choice, Translation
 from weft.api.search import Search, SearchKeys, batches, known, make_search, windows
 from weft.config import EOS, PAD, UNK, Recipe
@@ -26,23 +26,16 @@ from weft.observe import record
 
 TIMES_TRAINED = 8  # a source may have so many times the tokens that a source had in training
 COMPILED = 4096  # sources that one compiled search is given: only their tokens and answers take memory
-SURE = 0.95  # how probably a text must be in the language asked for to stay as it is
-_OF_TEXT = ("to", "from_", "split", "recase")  # options that are not the search's
 WINDOW = 1024  # lines that are read before the first of them is translated
 
 
-class Options(SearchKeys, total=False):
-    """What can be asked of a translation, besides ``SearchKeys``. Left out or None: as the model's recipe says.
+class Options(SearchKeys, TextKeys, total=False):
+    """What can be asked of a translation, besides ``SearchKeys`` and ``TextKeys``. None: as the model's recipe says.
 
     Attributes:
         coverage_penalty, max_ratio, max_extra, replace_unknown: see ``weft.config.DecodingConfig``.
         n_best: how many translations of each source; the beam is as wide at least, unless it is given. If they are
             drawn, they come in the order drawn.
-        split, recase: see ``weft.config.DecodingConfig``; only one translation without a prefix is put together of
-            several.
-        to: the language; a model of several must be told, with one of its own it is a check.
-        from_: the language that the text is in. If it is not said, a model of several languages tells by the text, and
-            leaves one as it is that is in the language asked for.
     """
 
     coverage_penalty: float | None
@@ -50,10 +43,6 @@ class Options(SearchKeys, total=False):
     max_extra: int | None
     replace_unknown: bool | None
     n_best: int | None
-    split: bool | None
-    recase: bool | None
-    to: str | None
-    from_: str | None
 
 
 class Translator:
@@ -124,8 +113,8 @@ class Translator:
         if len(prefixes) != len(texts):
             raise ValueError(f"expected a prefix for each of {len(texts)} texts, not {len(prefixes)}")
         search = self.search(**options)
-        way = self._way(search, options)
-        lines = _whole(self._read(texts, way, begun=[bool(each) for each in prefixes]))
+        way = self._reader.way(options, search.answers == 1)
+        lines = _whole(self._reader.read(texts, way, begun=[bool(each) for each in prefixes]))
         begins = self.tokenizers.target.encode_batch(prefixes) if any(prefixes) else None
         found = self._translated(lines, search, begins)
         return found[0] if isinstance(text, str) else found
@@ -152,7 +141,7 @@ class Translator:
         if window < 1:
             raise ValueError(f"window must be ≥ 1, not {window}")
         search = self.search(**options)
-        return self._stream(iter(lines), window, skipped, search, self._way(search, options))
+        return self._stream(iter(lines), window, skipped, search, self._reader.way(options, search.answers == 1))
 
     def score(self, source: str, target: str, to: str | None = None) -> Translation:
         """How probable the model finds a given translation, in all and (``n_best[0].token_log_probs``) by token.
@@ -167,7 +156,7 @@ class Translator:
             ValueError: if the source or the target is longer than the model can take.
         """
         ids = self.tokenizers.target.encode(target)
-        (line,) = self._read([source], Way(self._mark(to)))
+        (line,) = self._reader.read([source], Way(self._reader.mark(to)))
         (part,) = line.parts
         (hypothesis,) = score(self._seq2seq, _padded([part.ids]), [ids], self.search().options)
         return self._translation(part, [self._candidate(hypothesis, target)])
@@ -208,8 +197,10 @@ class Translator:
             raise ValueError(f"n_best={search.sampling.samples}: one translation that is drawn can be looked at")
         if options.get("split"):
             raise ValueError("split: what is looked at is one text, a sentence or so")
-        way = Way(self._mark(to), recase=target is None and self._way(search, options).recase)
-        lines = _whole(self._read([source], way))
+        way = Way(
+            self._reader.mark(to), recase=target is None and self._reader.way(options, search.answers == 1).recase
+        )
+        lines = _whole(self._reader.read([source], way))
         with record(self.model, kinds=KINDS if target is None else (*KINDS, "hidden")) as seen:
             found = self._translated(lines, search)[0] if target is None else self.score(source, target, to)
         return of_translation(seen, found, way_of(search) if target is None else "forced")
@@ -287,7 +278,7 @@ class Translator:
             raise ValueError(
                 f"{from_!r}: this model translates from {' or '.join(filter(None, sources)) or 'any text'}"
             )
-        for name in _OF_TEXT:
+        for name in TextKeys.__annotations__:
             given.pop(name, None)
         replaced = given.pop("replace_unknown", self.recipe.decoding.replace_unknown)
         if replaced and not self._seq2seq.cross_attentions:
@@ -298,8 +289,7 @@ class Translator:
     @property
     def languages(self) -> tuple[str, ...]:
         """What the model can translate to, as far as its recipe says."""
-        data = self.recipe.data
-        return tuple(data.languages) or tuple(filter(None, data.direction[1:]))
+        return self._reader.languages
 
     def detect(self, text: str) -> dict[str, float]:
         """How probably a text is in each of the model's languages, the likeliest first; the rest: in none of them.
@@ -307,42 +297,18 @@ class Translator:
         Raises:
             ValueError: if the model does not know several apart.
         """
-        languages, source = self.tokenizers.languages, self.tokenizers.source
-        if languages is None:
-            raise ValueError("this model cannot tell languages apart")
-        return languages.of(source.encode(quiet(text) if has_capitals(text) else text))  # capitals tell nothing
+        return self._reader.detect(text)
 
-    def _way(self, search: Search, options: Options) -> Way:
-        """What these options ask of a text before the search."""
-        decoding, to = self.recipe.decoding, options.get("to")
-        single = search.answers == 1
-        split, recase = options.get("split"), options.get("recase")
-        split = decoding.split if split is None else split
-        recase = decoding.recase if recase is None else recase
-        stays = to if single and self.recipe.data.languages else None
-        return Way(self._mark(to), split and single, recase and single, stays, options.get("from_"))
-
-    def _mark(self, to: str | None) -> list[int]:
-        """What sources open with that are to become this language: nothing, if the model has but one.
-
-        Raises:
-            ValueError: if the model does not translate to it, or has several and none was named.
-        """
-        known = " or ".join(self.languages) or "a language that its recipe does not name"
-        if to is not None and to not in self.languages:
-            raise ValueError(f"to={to!r}: this model translates to {known}")
-        if not self.recipe.data.languages:
-            return []
-        if to is None:
-            raise ValueError(f"to: this model translates to {known}: say which")
-        return [self.tokenizers.source.tags[to]]
+    @property
+    def _reader(self) -> Reader:
+        return Reader(self.recipe, self.tokenizers, self.longest)
 
     def _stream(
         self, texts: Iterator[str], window: int, skipped: Callable[[str], None] | None, search: Search, way: Way
     ) -> Iterator[Translation]:
         number = 0
         for some in windows(texts, window):
-            lines = self._read(some, way, number)
+            lines = self._reader.read(some, way, number)
             faults = [place for place, line in enumerate(lines) if line.fault]
             whole = lines[: faults[0]] if faults and skipped is None else lines
             yield from self._translated(whole, search)
@@ -351,57 +317,6 @@ class Translator:
                     raise ValueError(lines[place].fault)
                 skipped(lines[place].fault)
             number += len(lines)
-
-    def _read(self, texts: Sequence[str], way: Way, first: int = 0, begun: Sequence[bool] | None = None) -> list[Line]:
-        """The texts as tokens behind their mark; the first is number ``first``, counted from 0.
-
-        What has a beginning given (``begun``) is taken as it stands.
-        """
-        source, longest = self.tokenizers.source, self.longest
-        room = min((n for n in (self.recipe.data.max_len - 1, longest) if n and n > 0), default=None)
-
-        def fits(text: str) -> bool:
-            return room is None or len(source.encode(text)) + len(way.mark) <= room
-
-        ways = [Way(way.mark) if is_begun else way for is_begun in begun or [False] * len(texts)]
-        cut = [pieces(text, fits if each.split else None, each.recase) for text, each in zip(texts, ways, strict=True)]
-        encoded = iter(source.encode_batch([piece.text for each in cut for piece in each]))
-        lines = []
-        for number, (text, each, own) in enumerate(zip(texts, cut, ways, strict=True), first):
-            stay = self._stay([piece.text for piece in each], own)
-            parts = tuple(
-                Part(piece, own.mark + next(encoded), number, place, stays)
-                for place, (piece, stays) in enumerate(zip(each, stay, strict=True))
-            )
-            most, fault = max((len(part.ids) for part in parts), default=0), ""
-            if longest is not None and most > longest:
-                fault = f"line {number + 1:,} has {most:,} tokens, but the model takes at most {longest:,}: split it"
-            lines.append(Line(text, parts, fault))
-        return lines
-
-    def _stay(self, texts: Sequence[str], way: Way) -> list[bool]:
-        """Which parts of a line are the same in the language asked for: they have no letters, or are surely in it.
-
-        Of a single word nobody can be sure: it stays if all others do.
-        """
-        if way.to is None:
-            return [False] * len(texts)
-        letters = [any(letter.isalpha() for letter in text) for text in texts]
-        told = [self._is_in(way.to, text, way.from_) if has else None for text, has in zip(texts, letters, strict=True)]
-        known = [each for each in told if each is not None]
-        rest = bool(known) and all(known)
-        return [
-            bool(text.strip()) and (not has or (rest if each is None else each))
-            for text, has, each in zip(texts, letters, told, strict=True)
-        ]
-
-    def _is_in(self, language: str, text: str, said: str | None) -> bool | None:
-        """Whether a text is in a language, by what was said, or surely by its words; None where that is open."""
-        if said is not None:
-            return said == language
-        if self.tokenizers.languages is None or len(text.split()) < 2:
-            return None
-        return self.detect(text).get(language, 0.0) > SURE
 
     def _translated(
         self, lines: Sequence[Line], search: Search, prefixes: Sequence[Sequence[int]] | None = None
@@ -506,7 +421,7 @@ class Translator:
     def _row(self, source: str | Sequence[int], to: str | None = None) -> Tensor:
         """[1, N] the tokens of a text behind their mark, or those given, and EOS."""
         if isinstance(source, str):
-            source = self._mark(to) + self.tokenizers.source.encode(source)
+            source = self._reader.mark(to) + self.tokenizers.source.encode(source)
         return _padded([source])
 
     def _target_ids(self, target: str | Sequence[int]) -> list[int]:
