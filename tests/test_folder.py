@@ -152,6 +152,10 @@ def test_reading_does_not_wait_for_torch_s_compiler(saved: Path) -> None:
     assert done.stdout == "False\n"
 
 
+def test_who_may_read_one_file_may_read_all(saved: Path) -> None:
+    assert len({path.stat().st_mode for path in saved.iterdir()}) == 1
+
+
 def test_the_config_tells_what_made_it(saved: Path) -> None:
     config = config_of(saved)
     assert config["format"] == 1

@@ -209,6 +209,7 @@ def save(
         "recipe": recipe.tree(),
     }
     (aside / CONFIG).write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    shutil.copymode(aside / CONFIG, aside / WEIGHTS)  # safetensors lets nobody else read it
     for path in (*aside.iterdir(), aside):
         _sync(path)
     aside.rename(folder / _COMPLETE)
