@@ -46,7 +46,7 @@ from weft.data.batching import Batch
 from weft.data.corpora import open_pairs
 from weft.data.vocabulary import make_pair, train_tokenizer
 from weft.kernels import machine
-from weft.kernels.losses import compiled, fastest
+from weft.kernels.compiled import KINDS, compiled, fastest
 from weft.training import loop
 from weft.training.checkpoint import RunFolder
 from weft.training.distributed import Ranks
@@ -157,7 +157,7 @@ class Weft:
         """One update; the mean loss of the batch's target tokens before it."""
         window = self._run.state.window
         window.clear()
-        with compiled(fastest() == "compiled"):
+        with compiled(*KINDS if fastest() == "compiled" else ()):
             self._run._update(iter([batch]))
         return window["loss"] / window["count"]
 

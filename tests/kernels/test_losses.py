@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 from tests.kernels.test_steady import threads
 from weft.kernels import cross_entropy, losses, native
+from weft.kernels.compiled import compiled, fastest
 from weft.kernels.cross_entropy import linear_cross_entropy, linear_rdrop
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason=f"no compiled library: {native.why_not()}")
@@ -17,7 +18,7 @@ pytestmark = pytest.mark.skipif(native.library() is None, reason=f"no compiled l
 
 @pytest.fixture(autouse=True)
 def on() -> Iterator[None]:
-    with losses.compiled():
+    with compiled("losses"):
         yield
 
 
@@ -102,14 +103,20 @@ def test_no_number_stays_none_and_a_banned_word_costs_nothing() -> None:
 
 
 def test_training_takes_them_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert losses.fastest() == "compiled"
-    monkeypatch.setattr(losses, "_library", lambda: None)
-    assert losses.fastest() == "torch"
+    assert fastest() == "compiled"
+    monkeypatch.setenv("WEFT_NATIVE", "0")
+    assert fastest() == "torch"
+    assert not losses.is_compiled(torch.randn(3, 4))
+
+
+def test_what_is_compiled_has_a_name() -> None:
+    with pytest.raises(ValueError, match="expected some of losses, attention, not lossse"), compiled("lossse"):
+        pass
 
 
 def test_other_types_and_the_outside_are_torchs() -> None:
     logits = torch.randn(3, 4)
     assert losses.is_compiled(logits)
     assert not losses.is_compiled(logits, logits.double())
-    with losses.compiled(False):
+    with compiled():
         assert not losses.is_compiled(logits)

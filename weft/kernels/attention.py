@@ -1,11 +1,12 @@
 """Attention: softmax(scale · q kᵀ + bias) v, where the mask allows it.
 
-Three ways with one signature:
+Four ways with one signature:
 
     reference   the formula, in torch's differentiable operations
     sdpa        torch's scaled_dot_product_attention
     tiled       the formula on tiles of rows × queries × the keys these queries may see; the weights of a tile
                 are kept for the backward pass while they are few, and made again when they are many
+    compiled    the formula in C++, a head of a row at a time (heads.py), where training has chosen it
 
 ``attend`` takes the one that ``pick`` names. ``attention_weights`` and ``vectors`` are what observers see.
 
@@ -25,6 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from weft.kernels import heads
 from weft.kernels.dropout import draw_key, keep_mask, keep_rate, scaled_product
 from weft.kernels.machine import bf16_products
 from weft.kernels.mask import Mask, check_mask, part
@@ -122,13 +124,16 @@ def pick(q: Tensor, k: Tensor, v: Tensor, mask: Mask | None, bias: Tensor | None
     values it is the plain formula: then tiles. Otherwise it has a high cost per head, which long sequences
     repay: tiles take half its time at length 16 (19.6 and 39.9 ms for 1024×8 heads) and about the same from 1,024 on
     (76 and 69 ms for 8), where it keeps no weights. Where there are too many to keep, tiles would have to make
-    them twice, and it is ahead from 256 on.
+    them twice, and it is ahead from 256 on. Compiled attention is ahead of both in bf16 up to length 1,024, and in fp32
+    from length 24 on; at 16 it is even with tiles, but spares the copies before and after them (docs/performance.md).
     """
     if q.device.type != "cpu":
         return "sdpa"
     n, m = q.shape[2], k.shape[2]
     if n == 1:  # a step, which may come with a mask or without: its bits shall not depend on that
         return "tiled"
+    if bias is None and dropout == 0.0 and heads.serves(q, k, v, mask):
+        return "compiled"
     easy = mask is None or mask.open or _only_causal(mask, n, m)
     if not easy or bias is not None or dropout > 0.0 or q.shape[-1] != v.shape[-1]:
         return "tiled"
@@ -204,7 +209,16 @@ def tiled(
     return out
 
 
-WAYS: dict[str, Callable[..., Tensor]] = {"reference": reference, "sdpa": sdpa, "tiled": tiled}
+def compiled(
+    q: Tensor, k: Tensor, v: Tensor, mask: Mask | None, bias: Tensor | None, scale: float | None, dropout: float
+) -> Tensor:
+    """The formula in C++, for what ``heads.serves``."""
+    assert bias is None
+    assert dropout == 0.0
+    return heads.attend(q, k, v, mask, _scale(q, scale))
+
+
+WAYS: dict[str, Callable[..., Tensor]] = {"reference": reference, "sdpa": sdpa, "tiled": tiled, "compiled": compiled}
 
 SDPA_FROM, SDPA_FROM_MANY = 1024 * 1024, 256 * 256  # scores a head, where the weights are few and where they are many
 _KEPT = 1 << 25  # so many weights are kept for the backward pass (128 MiB in fp32); making them again costs 20 to 40%

@@ -1,43 +1,25 @@
 """Softmax, cross entropy and R-Drop of logits, and their gradients, compiled: a row at a time, while it is near.
 
-Outside of ``compiled()``, and without a compiler, all is torch's (see cross_entropy.py).
+Without a compiler, and unless they are chosen (see compiled.py), all is torch's (see cross_entropy.py).
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cache
 
 import torch
 from torch import Tensor
 
-from weft.kernels import native
+from weft.kernels.compiled import functions
 
 _DTYPES = (torch.float32, torch.bfloat16)
-_on: ctypes.CDLL | None = None  # autograd runs backward passes in threads of its own, so this is no context variable
-
-
-@contextmanager
-def compiled(on: bool = True) -> Iterator[None]:
-    """Inside, losses of fp32 and bf16 logits on the CPU are compiled, in all threads; if there is a compiler."""
-    global _on
-    before, _on = _on, _library() if on else None
-    try:
-        yield
-    finally:
-        _on = before
 
 
 def is_compiled(*logits: Tensor) -> bool:
     """Whether the losses of these are compiled ones here."""
-    return _on is not None and all(x.dtype in _DTYPES and x.device.type == "cpu" for x in logits)
-
-
-def fastest() -> str:
-    """Which losses training should take here, "compiled" or "torch"."""
-    return "torch" if _library() is None else "compiled"
+    on = functions("losses") is not None
+    return on and all(x.dtype in _DTYPES and x.device.type == "cpu" for x in logits)
 
 
 def cross_entropy(logits: Tensor, targets: Tensor, smoothing: float, train: bool) -> Tensor:
@@ -45,9 +27,8 @@ def cross_entropy(logits: Tensor, targets: Tensor, smoothing: float, train: bool
 
     Only for what ``is_compiled``.
     """
-    assert _on is not None
     costs = logits.new_empty(len(logits), 2, dtype=torch.float32)
-    _on.weft_cross_entropy(
+    _library().weft_cross_entropy(
         logits.data_ptr(), logits.dtype == torch.bfloat16, len(logits), logits.shape[1], targets.data_ptr(), smoothing,
         train, costs.data_ptr(), torch.get_num_threads(),
     )  # fmt: skip
@@ -58,9 +39,8 @@ def rdrop(
     first: Tensor, second: Tensor, targets: Tensor, smoothing: float, apart: float, train: bool
 ) -> tuple[Tensor, Tensor]:
     """[R, 2] the costs of each row, the mean of two passes, and [R] how far they are apart; else as cross_entropy."""
-    assert _on is not None
     costs, divergences = (first.new_empty(shape, dtype=torch.float32) for shape in ((len(first), 2), len(first)))
-    _on.weft_rdrop(
+    _library().weft_rdrop(
         first.data_ptr(), second.data_ptr(), first.dtype == torch.bfloat16, len(first), first.shape[1],
         targets.data_ptr(), smoothing, apart, train, costs.data_ptr(), divergences.data_ptr(), torch.get_num_threads(),
     )  # fmt: skip
@@ -68,14 +48,12 @@ def rdrop(
 
 
 @cache
-def _library() -> ctypes.CDLL | None:
-    found = native.library()
-    if found is not None:
-        pointer, whole, short, real = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
-        found.weft_cross_entropy.argtypes = [pointer, short, short, whole, pointer, real, short, pointer, short]
-        found.weft_cross_entropy.restype = None
-        found.weft_rdrop.argtypes = [
-            *[pointer] * 2, short, short, whole, pointer, real, real, short, *[pointer] * 2, short
-        ]  # fmt: skip
-        found.weft_rdrop.restype = None
+def _library() -> ctypes.CDLL:
+    found = functions("losses")
+    assert found is not None
+    pointer, whole, short, real = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
+    found.weft_cross_entropy.argtypes = [pointer, short, short, whole, pointer, real, short, pointer, short]
+    found.weft_cross_entropy.restype = None
+    found.weft_rdrop.argtypes = [*[pointer] * 2, short, short, whole, pointer, real, real, short, *[pointer] * 2, short]
+    found.weft_rdrop.restype = None
     return found

@@ -30,7 +30,8 @@ import torch
 from torch import Tensor, nn
 
 from weft.config import TrainingConfig, nearest
-from weft.kernels import losses, machine, native
+from weft.kernels import machine, native
+from weft.kernels.compiled import KINDS, compiled, fastest
 from weft.kernels.plain import plain
 from weft.models.contract import Loss
 from weft.training import optim
@@ -168,8 +169,7 @@ def train(
             if validate is None and config.patience:
                 raise ValueError(f"training.patience={config.patience} needs a validation, but there is none")
             machine.keep_memory()
-            compiled = training.losses == "compiled" and not config.reference
-            with plain(config.reference), losses.compiled(compiled):
+            with plain(config.reference), compiled(*() if config.reference else training.compiled):
                 training.run(validate, best)
         return training.outcome()
 
@@ -193,7 +193,8 @@ class _Training:
         self.optimizer = optim.Optimizer(model, config)
         self.mean = optim.Mean(self.optimizer.parameters, config.ema) if config.ema else None
         self.state = _State()
-        self.precision, self.losses = config.precision, "torch"
+        self.precision: str = config.precision
+        self.compiled: list[str] = []  # which operations
         self.clock = time.perf_counter()
         self.logged = (self.clock, 0)  # when, and after how many tokens, the last line of the log was written
 
@@ -202,13 +203,13 @@ class _Training:
         note = self.report.note
         if self.ranks.first:
             facts = {"the machine": machine.describe(), "the number of processes": str(self.ranks.world)}
-            choices = {"precision": fastest_precision(), "losses": losses.fastest()}
+            choices = {"precision": fastest_precision(), **dict.fromkeys(KINDS, fastest())}
             chosen = self.folder.begin(identity, facts, choices, fork=fork, note=note)
             if self.precision == "auto":
                 self.precision = cast(Literal["bf16", "fp32"], chosen["precision"])
-            self.losses = chosen.get("losses", "torch")
-            if self.losses == "compiled" and (why := native.why_not()):
-                note(f"losses were compiled and are torch's ({why}): the last bits may differ")
+            self.compiled = [kind for kind in KINDS if chosen.get(kind) == "compiled"]
+            if self.compiled and (why := native.why_not()):
+                note(f"{', '.join(self.compiled)}: were compiled and are torch's ({why}): the last bits may differ")
             found = self.folder.newest(self._needs, note)
             self.state = _State(**found) if found else _State()
             step = self.state.step
@@ -220,7 +221,8 @@ class _Training:
                     copy_into(tensors, saved if saved or name != "mean" else self.optimizer.parameters)
                 self._prune()
                 note(f"{self.folder.path}: {'finished' if self.state.finished else 'going on'} after step {step:,}")
-        self.precision, self.losses, stored = self.ranks.share_json([self.precision, self.losses, asdict(self.state)])
+        told = [self.precision, self.compiled, asdict(self.state)]
+        self.precision, self.compiled, stored = self.ranks.share_json(told)
         self.state = _State(**stored)
         for tensors in self._tensors().values():
             self.ranks.share(tensors.values())
@@ -243,7 +245,7 @@ class _Training:
             "kernels": "the plain formulas"
             if config.reference
             else "the fast ones (--reference for the plain formulas)",
-            "losses": self.losses,
+            "compiled": ", ".join(self.compiled) or "nothing",
             "parameters": f"{sum(p.numel() for p in self.optimizer.parameters.values()):,}",
             "epochs": f"{self._epoch(config.steps):.1f}",
             "time": f"at most about {duration(seconds)} on this machine, validations not counted",

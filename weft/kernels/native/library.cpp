@@ -1,5 +1,6 @@
-// What Python calls; see weft/models/compiled.py and weft/kernels/losses.py.
+// What Python calls; see weft/models/compiled.py, weft/kernels/losses.py and weft/kernels/heads.py.
 
+#include "attention.h"
 #include "losses.h"
 #include "search.h"
 
@@ -66,6 +67,12 @@ void weft_rdrop(void* z, void* y, int32_t narrow, int32_t rows, int64_t n, const
             divergences + begin);
     };
     narrow ? part(static_cast<bf16*>(z), static_cast<bf16*>(y)) : part(static_cast<float*>(z), static_cast<float*>(y));
+  });
+}
+
+void weft_attend(const Attention* a, int32_t back, int32_t threads) {
+  share(int(a->rows * a->groups), threads, 2, 1 << 30, [&](int begin, int end) {
+    a->narrow ? attend<bf16>(*a, begin, end, back) : attend<float>(*a, begin, end, back);
   });
 }
 

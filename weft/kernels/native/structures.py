@@ -73,3 +73,17 @@ class Sources(ctypes.Structure):
 
 class Found(ctypes.Structure):
     _fields_ = [(name, ctypes.c_void_p) for name in ("tokens", "gained", "score", "log_prob", "length", "finished")]
+
+
+class Heads(ctypes.Structure):
+    _fields_ = [("at", ctypes.c_void_p), *((name, ctypes.c_int64) for name in ("row", "head", "token"))]
+
+
+class Attention(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in ("rows", "heads", "groups", "queries", "keys", "dim")),
+        *((name, ctypes.c_int32) for name in ("causal", "narrow")),
+        ("scale", ctypes.c_float),
+        ("lengths", ctypes.c_void_p),
+        *((name, Heads) for name in ("q", "k", "v", "out", "dq", "dk", "dv")),
+    ]

@@ -1,0 +1,122 @@
+"""Compiled attention: the formula, its gradients, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.kernels.test_steady import threads
+from weft.kernels import attention, heads, native
+from weft.kernels.compiled import compiled
+from weft.kernels.mask import Mask
+from weft.layers.blocks import BlockConfig, EncoderBlock
+
+pytestmark = pytest.mark.skipif(native.library() is None, reason=f"no compiled library: {native.why_not()}")
+
+
+@pytest.fixture(autouse=True)
+def on() -> Iterator[None]:
+    with compiled("attention"):
+        yield
+
+
+def projected(batch: int, num_heads: int, length: int, dim: int, dtype: torch.dtype) -> Tensor:
+    """Heads as a projection leaves them: [B, H, N, D], whose tokens stand H · D apart."""
+    x = torch.randn(batch, length, num_heads, dim).to(dtype)
+    return x.transpose(1, 2).requires_grad_()
+
+
+def gradients(way: str, inputs: list[Tensor], mask: Mask | None, by: Tensor) -> list[Tensor]:
+    """The output of a way and the gradients of its inputs, in fp32."""
+    out = attention.WAYS[way](*inputs, mask, None, None, 0.0)
+    return [x.float() for x in (out, *torch.autograd.grad((out * by).sum(), inputs))]
+
+
+# Lengths around a block of 32 queries and a vector of keys, widths that fill vectors and that do not.
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("n", "m", "dim"), [(1, 1, 4), (7, 7, 32), (16, 16, 20), (33, 33, 64), (70, 70, 8), (5, 40, 16)]
+)
+@pytest.mark.parametrize("kind", ["open", "causal", "lengths", "both"])
+@pytest.mark.parametrize(("num_heads", "groups"), [(2, 2), (4, 2), (3, 1)])
+def test_values_and_gradients_are_the_formulas(
+    dtype: torch.dtype, n: int, m: int, dim: int, kind: str, num_heads: int, groups: int
+) -> None:
+    batch = 4
+    q = projected(batch, num_heads, n, dim, dtype)
+    k, v = (projected(batch, groups, m, dim, dtype) for _ in range(2))
+    lengths = (
+        torch.tensor([m, max(1, m // 2), 0, 1]) if kind in ("lengths", "both") else None
+    )  # one sees nothing at all
+    mask = None if kind == "open" else Mask(causal=kind in ("causal", "both"), lengths=lengths)
+    by = torch.randn(batch, num_heads, n, dim).to(dtype)
+    assert heads.serves(q, k, v, mask)
+    found, wanted = (gradients(way, [q, k, v], mask, by) for way in ("compiled", "reference"))
+    tolerance = {"rtol": 1e-5, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 2e-2, "atol": 2e-2}
+    for mine, plain in zip(found, wanted, strict=True):
+        torch.testing.assert_close(mine, plain, **tolerance)
+
+
+def test_bf16_is_rounded_once() -> None:
+    """What comes out in bf16 is the fp32 result of the same numbers, rounded."""
+    inputs = [projected(3, 2, 20, 16, torch.bfloat16) for _ in range(3)]
+    wide = [x.detach().float().requires_grad_() for x in inputs]
+    by = torch.randn(3, 2, 20, 16).bfloat16()
+    found = gradients("compiled", inputs, Mask(causal=True), by)
+    wanted = gradients("compiled", wide, Mask(causal=True), by.float())
+    for mine, exact in zip(found, wanted, strict=True):
+        assert torch.equal(mine, exact.bfloat16().float())
+
+
+def test_threads_and_company_change_no_bit() -> None:
+    inputs = [projected(6, 2, 19, 24, torch.float32) for _ in range(3)]
+    by, lengths = torch.randn(6, 2, 19, 24), torch.tensor([19, 3, 7, 19, 1, 12])
+    found = []
+    for count in (1, 2):
+        with threads(count):
+            found.append(gradients("compiled", inputs, Mask(lengths=lengths), by))
+    for one, two in zip(*found, strict=True):
+        assert torch.equal(one, two)
+    alone = gradients("compiled", [x[2:3] for x in inputs], Mask(lengths=lengths[2:3]), by[2:3])
+    for whole, part in zip(found[0], alone, strict=True):
+        assert torch.equal(whole[2:3], part)
+
+
+def test_what_comes_out_stands_as_the_output_layer_reads_it() -> None:
+    q, k, v = (projected(2, 3, 5, 8, torch.float32) for _ in range(3))
+    out = attention.attend(q, k, v)
+    assert out.transpose(1, 2).is_contiguous()
+    assert all(grad.transpose(1, 2).is_contiguous() for grad in torch.autograd.grad(out.sum(), [q, k, v]))
+
+
+def test_the_rule_takes_it_where_it_serves_and_only_where_it_was_chosen() -> None:
+    x = torch.randn(2, 2, 16, 8)
+    for mask in (None, Mask(causal=True), Mask(lengths=torch.tensor([3, 16]))):
+        assert attention.pick(x, x, x, mask, None, 0.0) == "compiled"
+    for mask in (
+        Mask(causal=True, window=3),
+        Mask(pattern=torch.ones(16, 16, dtype=torch.bool)),
+        Mask(causal=True, offset=1),
+    ):
+        assert attention.pick(x, x, x, mask, None, 0.0) == "tiled"
+    assert attention.pick(x, x, x, None, torch.zeros(1, 1, 16, 16), 0.0) == "tiled"
+    assert attention.pick(x, x, x, None, None, 0.1) == "tiled"
+    assert attention.pick(x.double(), x.double(), x.double(), None, None, 0.0) == "tiled"
+    assert attention.pick(x, x, x.transpose(2, 3).contiguous().transpose(2, 3), None, None, 0.0) == "tiled"
+    with compiled():
+        assert attention.pick(x, x, x, None, None, 0.0) == "tiled"
+
+
+def test_a_block_trains_as_with_torch() -> None:
+    block, x = EncoderBlock(BlockConfig(dim=32, num_heads=4, ffn_dim=64)), torch.randn(3, 11, 32)
+    mask, found = Mask(causal=True), []
+    for kinds in (("attention",), ()):
+        with compiled(*kinds):
+            block.zero_grad()
+            block(x, mask).square().sum().backward()
+        found.append([parameter.grad.clone() for parameter in block.parameters() if parameter.grad is not None])
+    for mine, torchs in zip(*found, strict=True):
+        torch.testing.assert_close(mine, torchs, rtol=1e-4, atol=1e-4)

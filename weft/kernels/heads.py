@@ -1,0 +1,107 @@
+"""Attention of training, compiled: a head of a row at a time, while all that it needs is near.
+
+Torch's products of many small matrices want their operands copied together and widened, and each pass between them goes
+through memory. Here queries, keys and values are read where the projections left them, and what comes out stands as the
+output layer reads it: [B, N, H, D]. Sums are in fp32; the weights are made again for the backward pass.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from weft.kernels.compiled import functions
+from weft.kernels.mask import Mask
+from weft.kernels.native.structures import Attention, Heads
+
+_DTYPES = (torch.float32, torch.bfloat16)
+MOST = 1024 * 1024  # scores a head; see ``pick`` in attention.py
+
+
+def serves(q: Tensor, k: Tensor, v: Tensor, mask: Mask | None) -> bool:
+    """Whether this attention is a compiled one here: no longer than ``MOST``, behind no mask but causality and padding.
+
+    Bias and dropout it has not.
+    """
+    if functions("attention") is None or q.shape[2] * k.shape[2] > MOST:
+        return False
+    alike = q.dtype in _DTYPES and q.dtype == k.dtype == v.dtype and q.shape[3] == v.shape[3]
+    near = all(x.device.type == "cpu" and x.stride(3) == 1 for x in (q, k, v))
+    return alike and near and (mask is None or _is_simple(mask))
+
+
+def _is_simple(mask: Mask) -> bool:
+    at_start = isinstance(mask.offset, int) and mask.offset == 0
+    return at_start and all(given is None for given in (mask.window, mask.segments, mask.prefix, mask.pattern))
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask | None, scale: float) -> Tensor:
+    """Attention of q [B, H, N, D] over k and v [B, G, M, D]: [B, H, N, D]. Only for what this ``serves``."""
+    if torch.is_grad_enabled():
+        out: Tensor = _Attend.apply(q, k, v, mask or Mask(), scale)  # type: ignore[no-untyped-call]
+        return out
+    return _forward(q, k, v, mask or Mask(), scale)
+
+
+def _forward(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Tensor:
+    out = _empty_like(q)
+    _call(_told(q, k, v, out, mask, scale), mask, back=False)
+    return out
+
+
+class _Attend(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Tensor:
+        ctx.save_for_backward(q, k, v)
+        ctx.mask, ctx.scale = mask, scale
+        return _forward(q, k, v, mask, scale)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v = ctx.saved_tensors
+        grad = grad if grad.stride(3) == 1 and grad.dtype == q.dtype else grad.to(q.dtype).contiguous()
+        dq, dk, dv = (_empty_like(x) for x in (q, k, v))
+        told = _told(q, k, v, grad, ctx.mask, ctx.scale)
+        told.dq, told.dk, told.dv = map(_place, (dq, dk, dv))
+        _call(told, ctx.mask, back=True)
+        return dq, dk, dv, None, None
+
+
+def _empty_like(x: Tensor) -> Tensor:
+    """[B, H, N, D] whose heads of a token stand side by side, as a linear layer has them."""
+    b, h, n, d = x.shape
+    return x.new_empty(b, n, h, d).transpose(1, 2)
+
+
+def _place(x: Tensor) -> Heads:
+    return Heads(x.data_ptr(), *x.stride()[:3])
+
+
+def _told(q: Tensor, k: Tensor, v: Tensor, out: Tensor, mask: Mask, scale: float) -> Attention:
+    (b, h, n, d), (_, g, m, _) = q.shape, k.shape
+    told = Attention(b, h, g, n, m, d, mask.causal, q.dtype == torch.bfloat16, scale)
+    told.q, told.k, told.v, told.out = map(_place, (q, k, v, out))
+    return told
+
+
+def _call(told: Attention, mask: Mask, back: bool) -> None:
+    lengths = None
+    if mask.lengths is not None:
+        lengths = mask.lengths.to(torch.int64).expand(told.rows).contiguous()
+        told.lengths = lengths.data_ptr()
+    _library().weft_attend(ctypes.byref(told), back, torch.get_num_threads())
+
+
+@cache
+def _library() -> ctypes.CDLL:
+    found = functions("attention")
+    assert found is not None
+    found.weft_attend.argtypes = [ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32]
+    found.weft_attend.restype = None
+    return found

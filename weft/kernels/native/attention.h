@@ -1,0 +1,256 @@
+// Attention in training, and its gradients: a head of a row at a time, so that all that it needs stays near.
+//
+// What is read and written is [B, heads, length, dim] with numbers that may stand apart, in float or bf16; all sums are
+// in float, each from its first term to its last.
+#pragma once
+
+#include "products.h"
+
+namespace weft {
+
+// Where the vectors of a tensor [B, heads, length, dim] stand: how many numbers a row, a head and a token are apart.
+struct Heads {
+  void* at;
+  int64_t row, head, token;
+};
+
+// Queries see keys before lengths[b], if there are lengths, and if causal none behind their own place.
+struct Attention {
+  int64_t rows, heads, groups, queries, keys, dim;
+  int32_t causal, narrow;
+  float scale;
+  const int64_t* lengths;
+  Heads q, k, v, out;        // out: what was attended to, or its gradient
+  Heads dq, dk, dv;          // of the backward pass
+};
+
+namespace attention {
+
+constexpr int QUERIES = 32;  // so many at a time
+
+// Rows of a tile that is V vectors wide: as many as there are registers for, and work enough to wait for no sum.
+template <int V>
+constexpr int HIGH = LANES == 16 ? (V == 4 ? 6 : 8) : (V == 4 ? 3 : V == 2 ? 6 : 8);
+
+inline int64_t whole(int64_t n) { return (n + LANES - 1) / LANES * LANES; }
+
+// A matrix: numbers from row to row, and from column to column.
+struct View {
+  const float* at;
+  int64_t row, column;
+};
+
+// c [R, V vectors] = by · a [R, depth] b [depth, V vectors], or that much more.
+template <int R, int V>
+inline void tile(View a, const float* b, int64_t b_row, float* c, int64_t c_row, int64_t depth, float by, bool more) {
+  Floats sums[R][V] = {};
+  for (int64_t k = 0; k < depth; k++) {
+    Floats right[V];
+#pragma GCC unroll 4
+    for (int v = 0; v < V; v++) right[v] = load(b + k * b_row + v * LANES);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++) {
+      const Floats left = all(a.at[r * a.row + k * a.column]);
+#pragma GCC unroll 4
+      for (int v = 0; v < V; v++) sums[r][v] += left * right[v];
+    }
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < R; r++)
+#pragma GCC unroll 4
+    for (int v = 0; v < V; v++) {
+      float* to = c + r * c_row + v * LANES;
+      store(to, more ? load(to) + sums[r][v] * by : sums[r][v] * by);
+    }
+}
+
+template <int R, int V>
+inline void rest(int64_t rows, View a, const float* b, int64_t b_row, float* c, int64_t c_row, int64_t depth, float by,
+                 bool more) {
+  if constexpr (R > 0)
+    rows == R ? tile<R, V>(a, b, b_row, c, c_row, depth, by, more)
+              : rest<R - 1, V>(rows, a, b, b_row, c, c_row, depth, by, more);
+}
+
+template <int V>
+inline void columns(int64_t rows, View a, const float* b, int64_t b_row, float* c, int64_t c_row, int64_t depth,
+                    float by, bool more) {
+  constexpr int R = HIGH<V>;
+  for (; rows >= R; rows -= R, a.at += R * a.row, c += R * c_row)
+    tile<R, V>(a, b, b_row, c, c_row, depth, by, more);
+  rest<R - 1, V>(rows, a, b, b_row, c, c_row, depth, by, more);
+}
+
+// c [rows, width] = by · a [rows, depth] b [depth, width], or that much more; the width is in whole vectors.
+inline void product(int64_t rows, int64_t depth, int64_t width, View a, const float* b, int64_t b_row, float* c,
+                    int64_t c_row, float by = 1.0f, bool more = false) {
+  int64_t at = 0;
+  for (; at + 4 * LANES <= width; at += 4 * LANES) columns<4>(rows, a, b + at, b_row, c + at, c_row, depth, by, more);
+  for (; at + 2 * LANES <= width; at += 2 * LANES) columns<2>(rows, a, b + at, b_row, c + at, c_row, depth, by, more);
+  for (; at < width; at += LANES) columns<1>(rows, a, b + at, b_row, c + at, c_row, depth, by, more);
+}
+
+template <class T>
+inline T* vector(const Heads& x, int64_t row, int64_t head, int64_t token) {
+  return static_cast<T*>(x.at) + row * x.row + head * x.head + token * x.token;
+}
+
+// Tokens from `first` on as floats [count, wide], filled up with zeros.
+template <class T>
+inline void read(const Heads& x, int64_t row, int64_t head, int64_t first, int64_t count, int64_t dim, float* to,
+                 int64_t wide) {
+  for (int64_t n = 0; n < count; n++, to += wide) {
+    const T* from = vector<T>(x, row, head, first + n);
+    each(dim, [&](auto at) { at.put(to, at.get(from)); });
+    std::fill(to + dim, to + wide, 0.0f);
+  }
+}
+
+template <class T>
+inline void write(const Heads& x, int64_t row, int64_t head, int64_t first, int64_t count, int64_t dim,
+                  const float* from, int64_t wide) {
+  for (int64_t n = 0; n < count; n++, from += wide) {
+    T* to = vector<T>(x, row, head, first + n);
+    each(dim, [&](auto at) { at.put(to, at.get(from)); });
+  }
+}
+
+// [count, wide] as [dim, step], filled up with zeros.
+inline void turned(const float* from, int64_t count, int64_t dim, int64_t wide, float* to, int64_t step) {
+  for (int64_t d = 0; d < dim; d++) {
+    for (int64_t n = 0; n < count; n++) to[d * step + n] = from[n * wide + d];
+    std::fill(to + d * step + count, to + (d + 1) * step, 0.0f);
+  }
+}
+
+// Room for one head of one row, of which a thread makes use again and again.
+struct Room {
+  int64_t wide, step;  // numbers of a vector, and of a row of weights, in whole vectors
+  float *q, *k, *v, *turned_k, *turned_v, *grad, *weights, *slopes, *dq, *dk, *dv;
+
+  Room(const Attention& a, std::vector<float>& memory) : wide(whole(a.dim)), step(whole(a.keys)) {
+    const int64_t some = QUERIES * wide, keys = a.keys * wide, turned = a.dim * step, scores = QUERIES * step;
+    memory.resize(3 * some + 4 * keys + 2 * turned + 2 * scores);
+    float* at = memory.data();
+    const auto take = [&](int64_t count) { return (at += count) - count; };
+    q = take(some), grad = take(some), dq = take(some);
+    k = take(keys), v = take(keys), dk = take(keys), dv = take(keys);
+    turned_k = take(turned), turned_v = take(turned);
+    weights = take(scores), slopes = take(scores);
+  }
+};
+
+// A block of queries of one head: which they are, and the keys outside of which they see nothing.
+struct Part {
+  int64_t first, count, keys, width;
+};
+
+// How many keys a query sees.
+inline int64_t seen(const Attention& a, int64_t query, int64_t keys) {
+  return a.causal ? std::min(query + 1, keys) : keys;
+}
+
+inline int64_t real_keys(const Attention& a, int64_t row) {
+  return a.lengths == nullptr ? a.keys : std::clamp<int64_t>(a.lengths[row], 0, a.keys);
+}
+
+// f(part) for all queries of a head, of which the keys are so many.
+template <class F>
+inline void parts(const Attention& a, int64_t keys, F f) {
+  for (int64_t first = 0; first < a.queries; first += QUERIES) {
+    const int64_t count = std::min<int64_t>(QUERIES, a.queries - first), most = seen(a, first + count - 1, keys);
+    f(Part{first, count, most, whole(most)});
+  }
+}
+
+// The weights of a block whose queries and turned keys are there; 0 for what is not seen.
+inline void weigh(const Attention& a, const Room& room, const Part& part, int64_t keys) {
+  product(part.count, a.dim, part.width, {room.q, room.wide, 1}, room.turned_k, room.step, room.weights, room.step,
+          a.scale);
+  Ints places;
+  for (int i = 0; i < LANES; i++) places[i] = i;
+  for (int64_t n = 0; n < part.count; n++) {
+    float* w = room.weights + n * room.step;
+    const int open = int(seen(a, part.first + n, keys));
+    if (!open) {
+      std::fill(w, w + part.width, 0.0f);
+      continue;
+    }
+    Floats tops = all(-INFINITY), sums = {};
+    for (int j = 0; j < part.width; j += LANES) tops = larger(places < open - j ? load(w + j) : all(-INFINITY), tops);
+    const float high = largest(tops);
+    for (int j = 0; j < part.width; j += LANES) {
+      const Floats e = places < open - j ? exp(load(w + j) - high) : Floats{};
+      store(w + j, e);
+      sums += e;
+    }
+    const float by = 1.0f / sum(sums);
+    for (int j = 0; j < part.width; j += LANES) store(w + j, load(w + j) * by);
+  }
+}
+
+// Weights and their gradients become the gradients of the scores.
+inline void slope(const Room& room, const Part& part, float scale) {
+  for (int64_t n = 0; n < part.count; n++) {
+    const float* w = room.weights + n * room.step;
+    float* s = room.slopes + n * room.step;
+    Floats sums = {};
+    for (int64_t j = 0; j < part.width; j += LANES) sums += load(w + j) * load(s + j);
+    const float mean = sum(sums);
+    for (int64_t j = 0; j < part.width; j += LANES) store(s + j, load(w + j) * (load(s + j) - mean) * scale);
+  }
+}
+
+template <class T>
+inline void forward(const Attention& a, int64_t row, int64_t group, const Room& room) {
+  const int64_t keys = real_keys(a, row), shared = a.heads / a.groups;
+  read<T>(a.k, row, group, 0, keys, a.dim, room.k, room.wide);
+  read<T>(a.v, row, group, 0, keys, a.dim, room.v, room.wide);
+  turned(room.k, keys, a.dim, room.wide, room.turned_k, room.step);
+  for (int64_t head = group * shared; head < (group + 1) * shared; head++)
+    parts(a, keys, [&](const Part& part) {
+      read<T>(a.q, row, head, part.first, part.count, a.dim, room.q, room.wide);
+      weigh(a, room, part, keys);
+      product(part.count, part.keys, room.wide, {room.weights, room.step, 1}, room.v, room.wide, room.q, room.wide);
+      write<T>(a.out, row, head, part.first, part.count, a.dim, room.q, room.wide);
+    });
+}
+
+template <class T>
+inline void backward(const Attention& a, int64_t row, int64_t group, const Room& room) {
+  const int64_t keys = real_keys(a, row), shared = a.heads / a.groups, wide = room.wide, step = room.step;
+  read<T>(a.k, row, group, 0, keys, a.dim, room.k, wide);
+  read<T>(a.v, row, group, 0, keys, a.dim, room.v, wide);
+  turned(room.k, keys, a.dim, wide, room.turned_k, step);
+  turned(room.v, keys, a.dim, wide, room.turned_v, step);
+  std::fill(room.dk, room.dk + a.keys * wide, 0.0f);
+  std::fill(room.dv, room.dv + a.keys * wide, 0.0f);
+  for (int64_t head = group * shared; head < (group + 1) * shared; head++)
+    parts(a, keys, [&](const Part& part) {
+      read<T>(a.q, row, head, part.first, part.count, a.dim, room.q, wide);
+      read<T>(a.out, row, head, part.first, part.count, a.dim, room.grad, wide);
+      weigh(a, room, part, keys);
+      product(part.count, a.dim, part.width, {room.grad, wide, 1}, room.turned_v, step, room.slopes, step);
+      slope(room, part, a.scale);
+      product(part.count, part.keys, wide, {room.slopes, step, 1}, room.k, wide, room.dq, wide);
+      write<T>(a.dq, row, head, part.first, part.count, a.dim, room.dq, wide);
+      product(part.keys, part.count, wide, {room.slopes, 1, step}, room.q, wide, room.dk, wide, 1.0f, true);
+      product(part.keys, part.count, wide, {room.weights, 1, step}, room.grad, wide, room.dv, wide, 1.0f, true);
+    });
+  write<T>(a.dk, row, group, 0, a.keys, a.dim, room.dk, wide);
+  write<T>(a.dv, row, group, 0, a.keys, a.dim, room.dv, wide);
+}
+
+}  // namespace attention
+
+// Key heads from `begin` to `end`, counted through all rows: with their queries, forward or backward.
+template <class T>
+inline void attend(const Attention& a, int64_t begin, int64_t end, bool back) {
+  static thread_local std::vector<float> memory;
+  const attention::Room room(a, memory);
+  for (int64_t item = begin; item < end; item++)
+    back ? attention::backward<T>(a, item / a.groups, item % a.groups, room)
+         : attention::forward<T>(a, item / a.groups, item % a.groups, room);
+}
+
+}  // namespace weft
