@@ -60,6 +60,21 @@ def test_values_and_gradients_are_the_formulas(
         torch.testing.assert_close(mine, plain, **tolerance)
 
 
+# Lengths at which a row's decisions begin inside a word, and sizes with more words than are drawn at a time.
+@pytest.mark.parametrize(("batch", "n", "m"), [(2, 5, 5), (3, 33, 35), (2, 40, 64), (150, 64, 61)])
+@pytest.mark.parametrize("causal", [True, False])
+def test_dropout_is_the_references(batch: int, n: int, m: int, causal: bool) -> None:
+    q = projected(batch, 2, n, 8, torch.float32)
+    k, v = (projected(batch, 2, m, 8, torch.float32) for _ in range(2))
+    by, found = torch.randn(batch, 2, n, 8), []
+    for way in ("compiled", "reference"):
+        torch.manual_seed(3)
+        out = attention.WAYS[way](q, k, v, Mask(causal=causal), None, None, 0.3)
+        found.append([out, *torch.autograd.grad((out * by).sum(), [q, k, v])])
+    for mine, plain in zip(*found, strict=True):
+        torch.testing.assert_close(mine, plain, rtol=1e-5, atol=1e-5)
+
+
 def test_bf16_is_rounded_once() -> None:
     """What comes out in bf16 is the fp32 result of the same numbers, rounded."""
     inputs = [projected(3, 2, 20, 16, torch.bfloat16) for _ in range(3)]
@@ -103,7 +118,7 @@ def test_the_rule_takes_it_where_it_serves_and_only_where_it_was_chosen() -> Non
     ):
         assert attention.pick(x, x, x, mask, None, 0.0) == "tiled"
     assert attention.pick(x, x, x, None, torch.zeros(1, 1, 16, 16), 0.0) == "tiled"
-    assert attention.pick(x, x, x, None, None, 0.1) == "tiled"
+    assert attention.pick(x, x, x, None, None, 0.1) == "compiled"
     assert attention.pick(x.double(), x.double(), x.double(), None, None, 0.0) == "tiled"
     assert attention.pick(x, x, x.transpose(2, 3).contiguous().transpose(2, 3), None, None, 0.0) == "tiled"
     with compiled():

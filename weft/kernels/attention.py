@@ -132,7 +132,7 @@ def pick(q: Tensor, k: Tensor, v: Tensor, mask: Mask | None, bias: Tensor | None
     n, m = q.shape[2], k.shape[2]
     if n == 1:  # a step, which may come with a mask or without: its bits shall not depend on that
         return "tiled"
-    if bias is None and dropout == 0.0 and heads.serves(q, k, v, mask):
+    if bias is None and heads.serves(q, k, v, mask):
         return "compiled"
     easy = mask is None or mask.open or _only_causal(mask, n, m)
     if not easy or bias is not None or dropout > 0.0 or q.shape[-1] != v.shape[-1]:
@@ -214,8 +214,7 @@ def compiled(
 ) -> Tensor:
     """The formula in C++, for what ``heads.serves``."""
     assert bias is None
-    assert dropout == 0.0
-    return heads.attend(q, k, v, mask, _scale(q, scale))
+    return heads.attend(q, k, v, mask, _scale(q, scale), dropout)
 
 
 WAYS: dict[str, Callable[..., Tensor]] = {"reference": reference, "sdpa": sdpa, "tiled": tiled, "compiled": compiled}

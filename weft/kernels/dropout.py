@@ -60,6 +60,11 @@ def keep_rate(p: float) -> float:
     return max(round((1.0 - p) * _LEVELS), 1) / _LEVELS
 
 
+def keep_bound(p: float) -> int:
+    """An element is kept if its decision, a signed 16-bit number, is below this."""
+    return round(keep_rate(p) * _LEVELS) - _LEVELS // 2
+
+
 def keep_mask(shape: tuple[int, ...], p: float, key: int, start: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
     """1 where an element is kept and 0 where it is dropped; the same arguments give the same mask.
 
@@ -73,7 +78,7 @@ def keep_mask(shape: tuple[int, ...], p: float, key: int, start: int = 0, dtype:
     count = prod(shape)
     words = -(-count // 4)
     start = -(-start // 4)
-    bound = round(keep_rate(p) * _LEVELS) - _LEVELS // 2  # kept: a signed 16-bit number below this
+    bound = keep_bound(p)
     kept = torch.empty(words * 4, dtype=dtype)
     for begin in range(0, words, _WORDS):
         size = min(_WORDS, words - begin)

@@ -2,20 +2,23 @@
 
 Torch's products of many small matrices want their operands copied together and widened, and each pass between them goes
 through memory. Here queries, keys and values are read where the projections left them, and what comes out stands as the
-output layer reads it: [B, N, H, D]. Sums are in fp32; the weights are made again for the backward pass.
+output layer reads it: [B, N, H, D]. Sums are in fp32; the weights, and which of them are dropped, are made again for
+the backward pass.
 """
 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from weft.kernels.compiled import functions
+from weft.kernels.dropout import draw_key, keep_bound, keep_rate
 from weft.kernels.mask import Mask
 from weft.kernels.native.structures import Attention, Heads
 
@@ -26,7 +29,7 @@ MOST = 1024 * 1024  # scores a head; see ``pick`` in attention.py
 def serves(q: Tensor, k: Tensor, v: Tensor, mask: Mask | None) -> bool:
     """Whether this attention is a compiled one here: no longer than ``MOST``, behind no mask but causality and padding.
 
-    Bias and dropout it has not.
+    A bias it has not.
     """
     if functions("attention") is None or q.shape[2] * k.shape[2] > MOST:
         return False
@@ -40,37 +43,45 @@ def _is_simple(mask: Mask) -> bool:
     return at_start and all(given is None for given in (mask.window, mask.segments, mask.prefix, mask.pattern))
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask | None, scale: float) -> Tensor:
+class _Plan(NamedTuple):
+    """What is to be done besides the tensors."""
+
+    mask: Mask
+    scale: float
+    dropout: float
+    key: int  # of the dropout
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask | None, scale: float, dropout: float = 0.0) -> Tensor:
     """Attention of q [B, H, N, D] over k and v [B, G, M, D]: [B, H, N, D]. Only for what this ``serves``."""
+    plan = _Plan(mask or Mask(), scale, dropout, draw_key() if dropout else 0)
     if torch.is_grad_enabled():
-        out: Tensor = _Attend.apply(q, k, v, mask or Mask(), scale)  # type: ignore[no-untyped-call]
+        out: Tensor = _Attend.apply(q, k, v, plan)  # type: ignore[no-untyped-call]
         return out
-    return _forward(q, k, v, mask or Mask(), scale)
+    return _forward(q, k, v, plan)
 
 
-def _forward(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Tensor:
+def _forward(q: Tensor, k: Tensor, v: Tensor, plan: _Plan) -> Tensor:
     out = _empty_like(q)
-    _call(_told(q, k, v, out, mask, scale), mask, back=False)
+    _call(q, k, v, out, plan)
     return out
 
 
 class _Attend(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Tensor:
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, plan: _Plan) -> Tensor:
         ctx.save_for_backward(q, k, v)
-        ctx.mask, ctx.scale = mask, scale
-        return _forward(q, k, v, mask, scale)
+        ctx.plan = plan
+        return _forward(q, k, v, plan)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v = ctx.saved_tensors
         grad = grad if grad.stride(3) == 1 and grad.dtype == q.dtype else grad.to(q.dtype).contiguous()
-        dq, dk, dv = (_empty_like(x) for x in (q, k, v))
-        told = _told(q, k, v, grad, ctx.mask, ctx.scale)
-        told.dq, told.dk, told.dv = map(_place, (dq, dk, dv))
-        _call(told, ctx.mask, back=True)
-        return dq, dk, dv, None, None
+        found = [_empty_like(x) for x in (q, k, v)]
+        _call(q, k, v, grad, ctx.plan, found)
+        return *found, None
 
 
 def _empty_like(x: Tensor) -> Tensor:
@@ -83,19 +94,20 @@ def _place(x: Tensor) -> Heads:
     return Heads(x.data_ptr(), *x.stride()[:3])
 
 
-def _told(q: Tensor, k: Tensor, v: Tensor, out: Tensor, mask: Mask, scale: float) -> Attention:
+def _call(q: Tensor, k: Tensor, v: Tensor, out: Tensor, plan: _Plan, gradients: Sequence[Tensor] = ()) -> None:
+    """Fill ``out``; or, where it is the gradient of what came out, the gradients of q, k and v."""
+    mask, dropout = plan.mask, plan.dropout
     (b, h, n, d), (_, g, m, _) = q.shape, k.shape
-    told = Attention(b, h, g, n, m, d, mask.causal, q.dtype == torch.bfloat16, scale)
+    told = Attention(b, h, g, n, m, d, mask.causal, q.dtype == torch.bfloat16, keep_bound(dropout), plan.scale)
     told.q, told.k, told.v, told.out = map(_place, (q, k, v, out))
-    return told
-
-
-def _call(told: Attention, mask: Mask, back: bool) -> None:
-    lengths = None
+    if dropout:
+        told.kept, told.key = 1.0 / keep_rate(dropout), plan.key % 2**64
     if mask.lengths is not None:
-        lengths = mask.lengths.to(torch.int64).expand(told.rows).contiguous()
+        lengths = mask.lengths.to(torch.int64).expand(b).contiguous()
         told.lengths = lengths.data_ptr()
-    _library().weft_attend(ctypes.byref(told), back, torch.get_num_threads())
+    if gradients:
+        told.dq, told.dk, told.dv = map(_place, gradients)
+    _library().weft_attend(ctypes.byref(told), bool(gradients), torch.get_num_threads())
 
 
 @cache

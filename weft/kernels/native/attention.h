@@ -14,11 +14,14 @@ struct Heads {
   int64_t row, head, token;
 };
 
-// Queries see keys before lengths[b], if there are lengths, and if causal none behind their own place.
+// Queries see keys before lengths[b], if there are lengths, and if causal none behind their own place. Weights are
+// dropped as kernels/dropout.py decides with this key: what is below the bound is kept and becomes `kept` times as much;
+// nothing is dropped if that is 0.
 struct Attention {
   int64_t rows, heads, groups, queries, keys, dim;
-  int32_t causal, narrow;
-  float scale;
+  int32_t causal, narrow, bound;
+  float scale, kept;
+  uint64_t key;
   const int64_t* lengths;
   Heads q, k, v, out;        // out: what was attended to, or its gradient
   Heads dq, dk, dv;          // of the backward pass
@@ -125,10 +128,14 @@ inline void turned(const float* from, int64_t count, int64_t dim, int64_t wide, 
 
 // Room for one head of one row, of which a thread makes use again and again.
 struct Room {
-  int64_t wide, step;  // numbers of a vector, and of a row of weights, in whole vectors
+  int64_t wide, step, words;  // numbers of a vector, of a row of weights, in whole vectors; of a row's decisions
+  int64_t* decisions;
   float *q, *k, *v, *turned_k, *turned_v, *grad, *weights, *slopes, *dq, *dk, *dv;
 
-  Room(const Attention& a, std::vector<float>& memory) : wide(whole(a.dim)), step(whole(a.keys)) {
+  Room(const Attention& a, std::vector<float>& memory, std::vector<int64_t>& bits)
+      : wide(whole(a.dim)), step(whole(a.keys)), words(step / 4 + 9) {
+    bits.resize(QUERIES * words);
+    decisions = bits.data();
     const int64_t some = QUERIES * wide, keys = a.keys * wide, turned = a.dim * step, scores = QUERIES * step;
     memory.resize(3 * some + 4 * keys + 2 * turned + 2 * scores);
     float* at = memory.data();
@@ -189,6 +196,57 @@ inline void weigh(const Attention& a, const Room& room, const Part& part, int64_
   }
 }
 
+typedef int64_t Longs WEFT_VECTOR(int64_t, 8);
+typedef uint64_t Counts WEFT_VECTOR(uint64_t, 8);
+
+// A round of kernels/dropout.py's _hash: fold the high half into the low, multiply.
+inline Counts mixed(Counts x, uint64_t factor) { return (x ^ (Counts)((Longs)x >> 32)) * factor; }
+
+// The words of 16-bit decisions that this hash makes, from number `first` on; of all there are `words`. Eight at a
+// time: `to` has room for seven more.
+inline void decide(uint64_t key, int64_t words, int64_t first, int64_t count, int64_t* to) {
+  constexpr int64_t TURN = 1 << 17;
+  constexpr uint64_t STRIDE = 0x9E3779B97F4A7C15;
+  const int64_t end = first + count;
+  for (int64_t word = first; word < end;) {
+    const int64_t begin = word / TURN * TURN, half = (std::min(TURN, words - begin) + 1) / 2;
+    const bool late = word - begin >= half;  // these are one round more of the first half
+    const int64_t stop = std::min(end, late ? begin + TURN : begin + half);
+    const uint64_t base = key + uint64_t(word - (late ? half : 0)) * STRIDE;
+    Counts x;
+    for (int i = 0; i < 8; i++) x[i] = base + i * STRIDE;
+    for (; word < stop; word += 8, to += 8, x += 8 * STRIDE) {
+      const Counts y = mixed(mixed(x, 0xBF58476D1CE4E5B9), 0x94D049BB133111EB);
+      *reinterpret_cast<Counts*>(to) = late ? mixed(y, 0xD6E8FEB86659FD93) : y;
+    }
+    to -= word - stop, word = stop;
+  }
+}
+
+// Which weights of a block are kept, for `drop`.
+inline void draw(const Attention& a, const Room& room, const Part& part, int64_t row, int64_t head) {
+  if (a.kept == 0.0f) return;
+  const int64_t words = (a.rows * a.heads * a.queries * a.keys + 3) / 4;
+  for (int64_t n = 0; n < part.count; n++) {
+    const int64_t first = ((row * a.heads + head) * a.queries + part.first + n) * a.keys;
+    decide(a.key, words, first / 4, (first % 4 + part.keys + 3) / 4, room.decisions + n * room.words);
+  }
+}
+
+inline void drop(const Attention& a, const Room& room, const Part& part, float* weights, int64_t row, int64_t head) {
+  typedef int16_t Some WEFT_VECTOR(int16_t, LANES);
+  if (a.kept == 0.0f) return;
+  for (int64_t n = 0; n < part.count; n++) {
+    const int64_t first = ((row * a.heads + head) * a.queries + part.first + n) * a.keys;
+    const auto* bits = reinterpret_cast<const int16_t*>(room.decisions + n * room.words) + first % 4;
+    float* w = weights + n * room.step;
+    for (int64_t j = 0; j < part.width; j += LANES) {
+      const Ints drawn = __builtin_convertvector(*reinterpret_cast<const Some*>(bits + j), Ints);
+      store(w + j, drawn < a.bound ? load(w + j) * a.kept : Floats{});
+    }
+  }
+}
+
 // Weights and their gradients become the gradients of the scores.
 inline void slope(const Room& room, const Part& part, float scale) {
   for (int64_t n = 0; n < part.count; n++) {
@@ -211,6 +269,8 @@ inline void forward(const Attention& a, int64_t row, int64_t group, const Room& 
     parts(a, keys, [&](const Part& part) {
       read<T>(a.q, row, head, part.first, part.count, a.dim, room.q, room.wide);
       weigh(a, room, part, keys);
+      draw(a, room, part, row, head);
+      drop(a, room, part, room.weights, row, head);
       product(part.count, part.keys, room.wide, {room.weights, room.step, 1}, room.v, room.wide, room.q, room.wide);
       write<T>(a.out, row, head, part.first, part.count, a.dim, room.q, room.wide);
     });
@@ -230,11 +290,14 @@ inline void backward(const Attention& a, int64_t row, int64_t group, const Room&
       read<T>(a.q, row, head, part.first, part.count, a.dim, room.q, wide);
       read<T>(a.out, row, head, part.first, part.count, a.dim, room.grad, wide);
       weigh(a, room, part, keys);
+      draw(a, room, part, row, head);
       product(part.count, a.dim, part.width, {room.grad, wide, 1}, room.turned_v, step, room.slopes, step);
+      drop(a, room, part, room.slopes, row, head);
       slope(room, part, a.scale);
       product(part.count, part.keys, wide, {room.slopes, step, 1}, room.k, wide, room.dq, wide);
       write<T>(a.dq, row, head, part.first, part.count, a.dim, room.dq, wide);
       product(part.keys, part.count, wide, {room.slopes, 1, step}, room.q, wide, room.dk, wide, 1.0f, true);
+      drop(a, room, part, room.weights, row, head);
       product(part.keys, part.count, wide, {room.weights, 1, step}, room.grad, wide, room.dv, wide, 1.0f, true);
     });
   write<T>(a.dk, row, group, 0, a.keys, a.dim, room.dk, wide);
@@ -247,7 +310,8 @@ inline void backward(const Attention& a, int64_t row, int64_t group, const Room&
 template <class T>
 inline void attend(const Attention& a, int64_t begin, int64_t end, bool back) {
   static thread_local std::vector<float> memory;
-  const attention::Room room(a, memory);
+  static thread_local std::vector<int64_t> bits;
+  const attention::Room room(a, memory, bits);
   for (int64_t item = begin; item < end; item++)
     back ? attention::backward<T>(a, item / a.groups, item % a.groups, room)
          : attention::forward<T>(a, item / a.groups, item % a.groups, room);

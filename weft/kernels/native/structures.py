@@ -82,8 +82,9 @@ class Heads(ctypes.Structure):
 class Attention(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_int64) for name in ("rows", "heads", "groups", "queries", "keys", "dim")),
-        *((name, ctypes.c_int32) for name in ("causal", "narrow")),
-        ("scale", ctypes.c_float),
+        *((name, ctypes.c_int32) for name in ("causal", "narrow", "bound")),
+        *((name, ctypes.c_float) for name in ("scale", "kept")),
+        ("key", ctypes.c_uint64),
         ("lengths", ctypes.c_void_p),
         *((name, Heads) for name in ("q", "k", "v", "out", "dq", "dk", "dv")),
     ]
