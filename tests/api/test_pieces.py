@@ -80,3 +80,37 @@ def test_a_space_comes_between_sentences_that_need_none_in_their_own_script() ->
     assert first.between("It is a cat.") == " "
     assert first.between("是猫。") == ""
     assert Piece("猫です。", "\n").between("It is a cat.") == "\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "given", "translation", "said"),
+    [
+        ("It costs 12.50 euros.", "It costs 735 euros.", "Cuesta 735 euros.", "Cuesta 12.50 euros."),
+        ("At 17:45, not 18:00.", "At 735, not 385.", "A las 735, no a las 385.", "A las 17:45, no a las 18:00."),
+        ("Visit https://a.org/b?c=1.", "Visit Tom.", "Visita a Tom.", "Visita a https://a.org/b?c=1."),
+        ("Ask Tom: me@a.org!", "Ask Tom: Boston!", "¡Pregunta a Tom: Boston!", "¡Pregunta a Tom: me@a.org!"),
+        ("I have 735 or 1,000.", "I have 735 or 385.", "Tengo 735 o 385.", "Tengo 735 o 1,000."),
+        ("Born in 1969.", "Born in 1969.", "Nacido en 1969.", "Nacido en 1969."),
+        ("THE TRAIN TO a@b.org LEAVES.", "The train to Tom leaves.", "El tren a Tom sale.", "EL TREN A a@b.org SALE."),
+    ],
+)
+def test_what_is_hard_to_spell_stands_aside(text: str, given: str, translation: str, said: str) -> None:
+    (piece,) = pieces(text, recase=True, carry=True)
+    assert piece.text == given
+    assert piece.original == text
+    assert piece.said(translation) == said
+
+
+def test_what_got_lost_is_seen() -> None:
+    (piece,) = pieces("It costs 12.50 euros.", carry=True)
+    assert piece.holds("Cuesta 735 euros.")
+    for lost in ("Cuesta treinta euros.", "Cuesta 7350 euros.", "735 o 735 euros"):
+        assert not piece.holds(lost)
+    assert piece.told == "It costs  euros."
+
+
+def test_there_are_only_so_many_stand_ins() -> None:
+    text = " ".join(f"{number}.5" for number in range(9))
+    (piece,) = pieces(text, carry=True)
+    assert len(piece.aside) == 6
+    assert piece.said(piece.text) == text

@@ -7,7 +7,7 @@ reader.read(["Where is it?", "¿Dónde está?"], reader.way({"to": "es"}, single
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypedDict
 
 from weft.api.pieces import Piece, has_capitals, pieces, quiet
@@ -21,8 +21,8 @@ class TextKeys(TypedDict, total=False):
     """What can be asked of a text before the search. Left out or None: as the model's recipe says.
 
     Attributes:
-        split, recase: see ``weft.config.DecodingConfig``; only one translation without a prefix is put together of
-            several.
+        split, recase, carry: see ``weft.config.DecodingConfig``; only one translation without a prefix is put together
+            of several.
         to: the language; a model of several must be told, with one of its own it is a check.
         from_: the language that the text is in. If it is not said, a model of several languages tells by the text, and
             leaves one as it is that is in the language asked for.
@@ -30,6 +30,7 @@ class TextKeys(TypedDict, total=False):
 
     split: bool | None
     recase: bool | None
+    carry: bool | None
     to: str | None
     from_: str | None
 
@@ -40,7 +41,7 @@ class Way:
 
     Attributes:
         mark: what sources open with.
-        split, recase: as asked for.
+        split, recase, carry: as asked for.
         to: the language asked for, if what is in it already is to stay as it is.
         from_: the language of the text, if it was said.
     """
@@ -48,6 +49,7 @@ class Way:
     mark: list[int]
     split: bool = False
     recase: bool = False
+    carry: bool = False
     to: str | None = None
     from_: str | None = None
 
@@ -123,11 +125,16 @@ class Reader:
             ValueError: as ``mark``.
         """
         decoding, to = self.recipe.decoding, options.get("to")
-        split, recase = options.get("split"), options.get("recase")
-        split = decoding.split if split is None else split
-        recase = decoding.recase if recase is None else recase
+        split, recase, carry = (
+            single and (usual if asked is None else asked)
+            for usual, asked in (
+                (decoding.split, options.get("split")),
+                (decoding.recase, options.get("recase")),
+                (decoding.carry, options.get("carry")),
+            )
+        )
         stays = to if single and self.recipe.data.languages else None
-        return Way(self.mark(to), split and single, recase and single, stays, options.get("from_"))
+        return Way(self.mark(to), split, recase, carry, stays, options.get("from_"))
 
     def mark(self, to: str | None) -> list[int]:
         """What sources open with that are to become this language: nothing, if the model has but one.
@@ -156,11 +163,14 @@ class Reader:
             return room is None or len(source.encode(text)) + len(way.mark) <= room
 
         ways = [Way(way.mark) if is_begun else way for is_begun in begun or [False] * len(texts)]
-        cut = [pieces(text, fits if each.split else None, each.recase) for text, each in zip(texts, ways, strict=True)]
+        cut = [
+            pieces(text, fits if each.split else None, each.recase, each.carry)
+            for text, each in zip(texts, ways, strict=True)
+        ]
         encoded = iter(source.encode_batch([piece.text for each in cut for piece in each]))
         lines = []
         for number, (text, each, own) in enumerate(zip(texts, cut, ways, strict=True), first):
-            stay = self._stay([piece.text for piece in each], own)
+            stay = self._stay(each, own)
             parts = tuple(
                 Part(piece, own.mark + next(encoded), number, place, stays)
                 for place, (piece, stays) in enumerate(zip(each, stay, strict=True))
@@ -171,20 +181,29 @@ class Reader:
             lines.append(Line(text, parts, fault))
         return lines
 
-    def _stay(self, texts: Sequence[str], way: Way) -> list[bool]:
+    def plain(self, part: Part) -> Part:
+        """The part with nothing that stands for anything else, unless that makes it too long."""
+        source = self.tokenizers.source
+        (piece,) = pieces(part.piece.original, recase=bool(part.piece.loud))
+        ids = [token for token in part.ids[:1] if token in source.tags.values()] + source.encode(piece.text)
+        fits = self.longest is None or len(ids) <= self.longest
+        return replace(part, piece=replace(piece, after=part.piece.after), ids=ids) if fits else part
+
+    def _stay(self, parts: Sequence[Piece], way: Way) -> list[bool]:
         """Which parts of a line are the same in the language asked for: they have no letters, or are surely in it.
 
         Of a single word nobody can be sure: it stays if all others do.
         """
         if way.to is None:
-            return [False] * len(texts)
+            return [False] * len(parts)
+        texts = [part.told for part in parts]
         letters = [any(letter.isalpha() for letter in text) for text in texts]
         told = [self._is_in(way.to, text, way.from_) if has else None for text, has in zip(texts, letters, strict=True)]
         known = [each for each in told if each is not None]
         rest = bool(known) and all(known)
         return [
-            bool(text.strip()) and (not has or (rest if each is None else each))
-            for text, has, each in zip(texts, letters, told, strict=True)
+            bool(part.text.strip()) and (not has or (rest if each is None else each))
+            for part, has, each in zip(parts, letters, told, strict=True)
         ]
 
     def _is_in(self, language: str, text: str, said: str | None) -> bool | None:

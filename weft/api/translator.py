@@ -197,9 +197,9 @@ class Translator:
             raise ValueError(f"n_best={search.sampling.samples}: one translation that is drawn can be looked at")
         if options.get("split"):
             raise ValueError("split: what is looked at is one text, a sentence or so")
-        way = Way(
-            self._reader.mark(to), recase=target is None and self._reader.way(options, search.answers == 1).recase
-        )
+        way = Way(self._reader.mark(to))
+        if target is None:
+            way = replace(self._reader.way(options, search.answers == 1), split=False, to=None, from_=None)
         lines = _whole(self._reader.read([source], way))
         with record(self.model, kinds=KINDS if target is None else (*KINDS, "hidden")) as seen:
             found = self._translated(lines, search)[0] if target is None else self.score(source, target, to)
@@ -335,7 +335,11 @@ class Translator:
             batch = [parts[place] for place in places]
             chosen = None if prefixes is None else [prefixes[part.line] for part in batch]
             for place, candidates in zip(places, self._searched(batch, search, chosen), strict=True):
-                found[place] = [replace(each, text=parts[place].piece.said(each.text)) for each in candidates]
+                part = parts[place]
+                if not part.piece.holds(candidates[0].text):  # something was to be carried over, and got lost
+                    part = parts[place] = self._reader.plain(part)
+                    ((*candidates,),) = self._searched([part], search, None)
+                found[place] = [replace(each, text=part.piece.said(each.text)) for each in candidates]
         translations = iter([self._translation(part, best) for part, best in zip(parts, found, strict=True)])
         return [self._joined(line, [next(translations) for _ in line.parts]) for line in lines]
 

@@ -341,6 +341,8 @@ class DecodingConfig(Section):
         split: a text of several sentences is translated sentence by sentence, and what is longer than anything that the
             model was trained on is cut.
         recase: text in capitals is translated as if it were in small letters, and put in capitals again.
+        carry: a plain name or number stands for addresses and for numbers with marks in them while the text is
+            translated, and gives way to them again.
         exact: a text's translation does not depend on what is translated beside it, to the last bit; takes longer.
             Else only two hypotheses that are all but equally probable may change places.
         sample: draw at random instead of searching for the best.
@@ -358,6 +360,7 @@ class DecodingConfig(Section):
     replace_unknown: bool = False
     split: bool = False
     recase: bool = False
+    carry: bool = False
     exact: bool = False
     sample: bool = False
     temperature: float = Field(default=1.0, gt=0.0)

@@ -453,7 +453,8 @@ def _fitting(batch: Batch, max_len: int | None) -> Batch:
 def _told(translator: Translator, options: Options) -> dict[str, Any]:
     """What a translator was asked for, as JSON has it."""
     search, usual = translator.search(**options), translator.recipe.decoding.model_dump()
-    text = {name: usual[name] if options.get(name) is None else options.get(name) for name in ("split", "recase")}
+    asked = ("split", "recase", "carry")
+    text = {name: usual[name] if options.get(name) is None else options.get(name) for name in asked}
     drawn = {} if search.sampling is None else {"sampling": asdict(search.sampling)}
     languages = {"from": options.get("from_"), "to": options.get("to")}
     return asdict(search.options) | {"replace_unknown": search.replace_unknown} | text | languages | drawn
