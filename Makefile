@@ -31,8 +31,8 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(BIN)/python -m pip install -q --disable-pip-version-check --no-input $(PIP_ARGS) -c constraints.txt -e '.[dev]'
 	@touch $@
 
-demo: setup ## train a Transformer to reverse its input and look at what it attends to
-	@$(BIN)/python examples/reverse.py
+demo: setup ## translate, see where the model looked, write a little Shakespeare
+	@$(BIN)/python examples/demo.py
 
 test: setup ## all tests but the long ones
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not long"

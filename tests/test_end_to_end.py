@@ -209,7 +209,7 @@ def test_the_commands_of_the_readme_work(
     assert "BLEU" in capsys.readouterr().out
     assert {path.name for path in tmp_path.glob("*.*")} >= {"look.html", "map.svg", "seen.record", "again.html"}
     programs = re.findall(r"^```python\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
-    assert len(programs) == 2
+    assert len(programs) == 3
     for program in programs:
         exec(compile(program, "README.md", "exec"), {"__name__": "readme"})
         assert capsys.readouterr().out

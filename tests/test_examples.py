@@ -87,7 +87,7 @@ def test_reverse_learns_quickly_and_looks_backwards() -> None:
 
 
 @pytest.mark.long
-def test_the_demo_reverses_nearly_every_word(tmp_path: Path) -> None:
+def test_the_example_reverses_nearly_every_word(tmp_path: Path) -> None:
     for seed in ("0", "1", "2"):
         done = run("reverse.py", "--seed", seed, cwd=tmp_path)
         accuracy = re.search(r"right on (\d+\.\d)% of 1,000 held-out words", done.stdout)
