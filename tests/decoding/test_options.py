@@ -16,7 +16,7 @@ from weft.decoding.sampling import SamplingOptions
 def test_the_defaults_are_the_recipe_s() -> None:
     assert SearchOptions.of(DecodingConfig()) == SearchOptions()
     usual = DecodingConfig()
-    of_text = {"replace_unknown", "split", "recase", "sample"}  # what is not the search's
+    of_text = {"replace_unknown", "split", "recase", "carry", "sample"}  # what is not the search's
     names = set(DecodingConfig.model_fields) - of_text
     assert names <= {field.name for kind in (SearchOptions, SamplingOptions) for field in fields(kind)}
     for name in names & {field.name for field in fields(SamplingOptions)}:
