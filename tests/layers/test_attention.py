@@ -152,7 +152,7 @@ def test_recording_changes_no_bit_and_shows_the_references_weights(name: str, n:
     weights = seen[""].weights
     assert weights.shape == (2, HEADS, n, n)
     assert not weights.requires_grad
-    q, (k, _) = attention._queries(x), attention.keys_values(x)
+    q, (k, _) = attention._projected(x)[0], attention.keys_values(x)
     bias = None
     if attention.relative is not None:
         bias = attention.relative(q, torch.arange(n), torch.arange(n)) * attention.head_dim**-0.5
@@ -179,7 +179,7 @@ def test_recording_is_exact_in_every_use(name: str, kind: str) -> None:
     without = run()
     with record(attention) as seen:
         assert torch.equal(run(), without)
-    q, (k, _) = attention._queries(x), attention.keys_values(memory if kind == "cross" else x)
+    q, (k, _) = attention._projected(x)[0], attention.keys_values(memory if kind == "cross" else x)
     allowed = torch.ones(2, 1, n, k.shape[2], dtype=torch.bool)
     if turn is not None:
         q, k = (turn(t, torch.arange(n)) for t in (q, k))

@@ -1,6 +1,6 @@
 """Which operations of training are compiled ones: those that a run has chosen, in all threads.
 
-    with compiled("losses", "attention"):
+    with compiled("losses", "attention", "rows"):
         ...
 
 Outside of it, and without a compiler, all is torch's.
@@ -14,7 +14,7 @@ from contextlib import contextmanager
 
 from weft.kernels import native
 
-KINDS = ("losses", "attention")
+KINDS = ("losses", "attention", "rows")
 _on: tuple[str, ...] = ()  # autograd runs backward passes in threads of its own, so this is no context variable
 
 

@@ -22,6 +22,7 @@ from torch.autograd.function import once_differentiable
 from weft.kernels import losses
 from weft.kernels.linear import bf16_matmul
 from weft.kernels.plain import is_plain
+from weft.kernels.rows import add
 
 _CHUNK = 1 << 22  # logits at a time: 16 MiB in fp32
 _ROWS = 128  # but at least so many rows: the gradient of the weights is read and written once a chunk
@@ -195,7 +196,7 @@ class _Layer:
             self.dweight.addmm_(dlogits.t(), rows)
             return torch.mm(dlogits, self.weight)
         dlogits = dlogits.to(rows.dtype)
-        self.dweight += bf16_matmul(dlogits.t(), rows)
+        add(self.dweight, bf16_matmul(dlogits.t(), rows))
         return bf16_matmul(dlogits, self.weight)
 
 

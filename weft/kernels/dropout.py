@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from weft.kernels import rows
 from weft.kernels.plain import is_plain
 
 _LEVELS = 1 << 16  # how finely p is resolved
@@ -94,16 +95,23 @@ def keep_mask(shape: tuple[int, ...], p: float, key: int, start: int = 0, dtype:
 class _Dropout(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, onto: Tensor | None, p: float, key: int) -> Tensor:
+        ctx.scale = 1.0 / keep_rate(p)
+        if rows.serves(x, onto):
+            ctx.again = keep_bound(p), ctx.scale, key  # which is all that the backward pass needs
+            return rows.dropped(x, onto, *ctx.again)
+        ctx.again = None
         mask = keep_mask(tuple(x.shape), p, key, dtype=x.dtype)
         ctx.save_for_backward(mask)
-        ctx.scale = 1.0 / keep_rate(p)
         return scaled_product(x, mask, ctx.scale, onto)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
-        (mask,) = ctx.saved_tensors
-        return scaled_product(grad, mask, ctx.scale), grad if ctx.needs_input_grad[1] else None, None, None
+        if ctx.again is not None:
+            dx = rows.dropped(grad, None, *ctx.again)
+        else:
+            dx = scaled_product(grad, ctx.saved_tensors[0], ctx.scale)
+        return dx, grad if ctx.needs_input_grad[1] else None, None, None
 
 
 def scaled_product(x: Tensor, mask: Tensor, scale: float, onto: Tensor | None = None) -> Tensor:

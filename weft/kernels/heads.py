@@ -79,7 +79,7 @@ class _Attend(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v = ctx.saved_tensors
         grad = grad if grad.stride(3) == 1 and grad.dtype == q.dtype else grad.to(q.dtype).contiguous()
-        found = [_empty_like(x) for x in (q, k, v)]
+        found = _beside(q, k, v) or [_empty_like(q), *(_beside(k, v) or [_empty_like(x) for x in (k, v)])]
         _call(q, k, v, grad, ctx.plan, found)
         return *found, None
 
@@ -88,6 +88,16 @@ def _empty_like(x: Tensor) -> Tensor:
     """[B, H, N, D] whose heads of a token stand side by side, as a linear layer has them."""
     b, h, n, d = x.shape
     return x.new_empty(b, n, h, d).transpose(1, 2)
+
+
+def _beside(*tensors: Tensor) -> list[Tensor]:
+    """Room for the gradients of tensors that are the columns of one product: columns of one tensor too; else nothing."""
+    b, n = tensors[0].shape[0], tensors[0].shape[2]
+    widths = [x.shape[1] * x.shape[3] for x in tensors]
+    if any(x.shape[2] != n or x.stride(2) != sum(widths) for x in tensors):
+        return []
+    parts = tensors[0].new_empty(b, n, sum(widths)).split(widths, -1)
+    return [part.unflatten(-1, (x.shape[1], x.shape[3])).transpose(1, 2) for part, x in zip(parts, tensors, strict=True)]
 
 
 def _place(x: Tensor) -> Heads:

@@ -10,6 +10,8 @@ In steady mode the products have fixed heights (see steady.py).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 import torch
@@ -20,6 +22,9 @@ from torch.autograd.function import once_differentiable
 from weft.kernels.machine import bf16_products
 from weft.kernels.plain import is_plain
 from weft.kernels.steady import by_rows, is_steady
+
+
+_ONEDNN = getattr(torch.ops.mkldnn, "_linear_pointwise", None)  # torch's compiler calls it too
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, scale: Tensor | None = None) -> Tensor:
@@ -47,8 +52,40 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, scale: Tensor 
         return reference(x, weight, bias)
     if x.device.type != "cpu":
         return F.linear(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
-    y: Tensor = _Bf16Linear.apply(x, weight, bias)  # type: ignore[no-untyped-call]
+    y: Tensor = _Bf16Linear.apply(x, 1, weight, bias)[0]  # type: ignore[no-untyped-call]
     return y
+
+
+def can_join(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> bool:
+    """Whether layers with these parameters are better applied to x at once, by ``joined``: in bf16, natively."""
+    if x.dtype != torch.bfloat16 or x.device.type != "cpu" or not bf16_products() or is_plain() or is_steady():
+        return False
+    alike = all(w.dtype == torch.float32 and w.shape[1] == x.shape[-1] for w in weights)
+    return alike and len({bias is None for bias in biases}) == 1
+
+
+def joined(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
+    """Several linear layers of the same x in one product: [..., E] of each, which are columns of one tensor.
+
+    If the gradients of what comes out are the same columns of one tensor (see ``side_by_side``), they are not copied.
+    Only for what ``can_join``.
+    """
+    found: tuple[Tensor, ...] = _Bf16Linear.apply(x, len(weights), *weights, *biases)  # type: ignore[no-untyped-call]
+    return found
+
+
+def side_by_side(parts: Sequence[Tensor]) -> Tensor:
+    """[R, ΣE] of parts [..., E]: themselves, if they are neighbouring columns of one tensor, else a copy."""
+    first = _rows(parts[0])
+    if len(parts) == 1:
+        return first
+    widths = [part.shape[-1] for part in parts]
+    total, place = sum(widths), first.data_ptr()
+    for part, width in zip(map(_rows, parts), widths, strict=True):
+        if part.stride() != (total, 1) or part.data_ptr() != place:
+            return torch.cat([_rows(part) for part in parts], 1)
+        place += width * part.element_size()
+    return first.as_strided((first.shape[0], total), (total, 1))
 
 
 def narrowed(weight: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
@@ -83,33 +120,59 @@ def bf16_matmul(a: Tensor, b: Tensor) -> Tensor:
 
 
 class _Bf16Linear(torch.autograd.Function):
+    """Some layers of one x: their weights, then their biases, all of which may be None."""
+
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        narrow = weight.to(x.dtype)
+    def forward(ctx: Any, x: Tensor, count: int, *parameters: Tensor | None) -> tuple[Tensor, ...]:
+        narrow, bias = (_joined(part, x.dtype) for part in (parameters[:count], parameters[count:]))
+        assert narrow is not None
         ctx.save_for_backward(x, narrow)
+        ctx.widths = [weight.shape[0] for weight in parameters[:count] if weight is not None]
         rows = _rows(x)
         if bf16_products():
-            y = (by_rows if is_steady() else F.linear)(rows, narrow, None if bias is None else bias.to(x.dtype))
+            y = (by_rows if is_steady() else _native)(rows, narrow, bias)
         else:
             y = bf16_matmul(rows, narrow.t())
             if bias is not None:
-                y += bias
-        return y.to(x.dtype).view(*x.shape[:-1], weight.shape[0])
+                y += parameters[count]  # in fp32
+        y = y.to(x.dtype).view(*x.shape[:-1], narrow.shape[0])
+        return (y,) if count == 1 else y.split(ctx.widths, -1)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, narrow = ctx.saved_tensors
-        rows = _rows(grad)
+        rows, count = side_by_side(grads), len(grads)
         dx = dweight = dbias = None
         if ctx.needs_input_grad[0]:
             dx = bf16_matmul(rows, narrow).to(x.dtype).view_as(x)
-        if ctx.needs_input_grad[1]:
+        if any(ctx.needs_input_grad[2 : 2 + count]):
             dweight = bf16_matmul(rows.t(), _rows(x)).float()
-        if ctx.needs_input_grad[2]:
+        if any(ctx.needs_input_grad[2 + count :]):
             # torch's sum of bf16 is in fp32, then rounded, as products are: with a dtype it would copy everything first
             dbias = rows.sum(0).float() if bf16_products() else rows.sum(0, dtype=torch.float32)
-        return dx, dweight, dbias
+        if count == 1:
+            return dx, None, dweight, dbias
+        parts = ([None] * count if whole is None else whole.split(ctx.widths) for whole in (dweight, dbias))
+        return dx, None, *chain.from_iterable(parts)
+
+
+def _native(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """F.linear of bf16 matrices, which writes the bias into all rows of the result first: oneDNN adds it by itself."""
+    if bias is None or _ONEDNN is None:
+        return F.linear(rows, weight, bias)
+    y: Tensor = _ONEDNN(rows, weight, bias, "none", [], "")
+    return y
+
+
+def _joined(parts: Sequence[Tensor | None], dtype: torch.dtype) -> Tensor | None:
+    """One below the other, in this dtype; None if there are none."""
+    given = [part for part in parts if part is not None]
+    if len(given) < 2:
+        return given[0].to(dtype) if given else None
+    whole = given[0].new_empty(sum(map(len, given)), *given[0].shape[1:], dtype=dtype)
+    torch._foreach_copy_(whole.split([len(part) for part in given]), given)
+    return whole
 
 
 def _rows(x: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from weft.kernels.linear import widened
 from weft.kernels.mask import Mask
 from weft.kernels.steady import grown, is_steady
 from weft.layers.cache import KVCache
-from weft.layers.linear import Linear
+from weft.layers.linear import Linear, together
 from weft.layers.norms import RMSNorm
 from weft.layers.relative import ShawRelative
 
@@ -94,8 +94,7 @@ class MultiHeadAttention(nn.Module):
 
     def keys_values(self, memory: Tensor) -> KeysValues:
         """Keys and values [B, G, M, head_dim] of memory [B, M, D]: made once, attended to at every step."""
-        key = self.key_norm(self._heads(self.key(memory), self.num_kv_heads))
-        return key, self._heads(self.value(memory), self.num_kv_heads)
+        return self._split(*together(memory, self.key, self.value))
 
     def forward(
         self,
@@ -120,11 +119,11 @@ class MultiHeadAttention(nn.Module):
         """
         if memory is not None and (rotary is not None or self.relative is not None):
             raise ValueError("rotary and relative positions are for self-attention: memory has positions of its own")
-        q = self._queries(x)
-        if isinstance(memory, tuple):
-            k, v = memory
+        if memory is None:
+            q, k, v = self._projected(x)
         else:
-            k, v = self.keys_values(x if memory is None else memory)
+            q = self._queries(self.query(x))
+            k, v = memory if isinstance(memory, tuple) else self.keys_values(memory)
         positions = None
         if rotary is not None or self.relative is not None:
             positions = torch.arange(x.shape[1], device=x.device)
@@ -154,8 +153,7 @@ class MultiHeadAttention(nn.Module):
         """
         if mask is not None and mask.prefix is not None:
             raise ValueError("a step sees nothing after its own positions: a prefix must be run as a whole")
-        q = self._queries(x)
-        k, v = self.keys_values(x)
+        q, k, v = self._projected(x)
         positions = None
         if rotary is not None or self.relative is not None:
             positions = cache.lengths[:, None] + torch.arange(x.shape[1], device=x.device)  # [B, T]
@@ -168,9 +166,17 @@ class MultiHeadAttention(nn.Module):
                 visible, bias = _widened(visible, bias, cache.longest, cache.width)
         return self._attend(q, *cache.entries, visible, bias, positions, cache.longest), cache
 
-    def _queries(self, x: Tensor) -> Tensor:
-        queries: Tensor = self.query_norm(self._heads(self.query(x), self.num_heads))
-        return queries
+    def _projected(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values of the same x."""
+        queries, keys, values = together(x, self.query, self.key, self.value)
+        return self._queries(queries), *self._split(keys, values)
+
+    def _queries(self, queries: Tensor) -> Tensor:
+        normed: Tensor = self.query_norm(self._heads(queries, self.num_heads))
+        return normed
+
+    def _split(self, keys: Tensor, values: Tensor) -> KeysValues:
+        return self.key_norm(self._heads(keys, self.num_kv_heads)), self._heads(values, self.num_kv_heads)
 
     def _heads(self, x: Tensor, num_heads: int) -> Tensor:
         return x.view(*x.shape[:2], num_heads, self.head_dim).transpose(1, 2)  # [B, H, N, head_dim]

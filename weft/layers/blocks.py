@@ -10,13 +10,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from weft import observe
+from weft.kernels import rows
 from weft.kernels.dropout import dropout
 from weft.kernels.mask import Mask
 from weft.kernels.steady import gelu, gelu_tanh, silu
 from weft.layers.attention import KeysValues, MultiHeadAttention, Rotation
 from weft.layers.cache import KVCache
 from weft.layers.linear import Linear
-from weft.layers.norms import RMSNorm
+from weft.layers.norms import LayerNorm, RMSNorm
 from weft.layers.relative import ShawRelative
 
 Activation = Literal["relu", "gelu", "gelu_tanh", "swiglu"]
@@ -91,7 +92,7 @@ class BlockConfig:
     def make_norm(self) -> nn.Module:
         """The norm of this configuration; a stack of pre-norm blocks ends with one more."""
         if self.norm == "layer":
-            return nn.LayerNorm(self.dim, eps=self.norm_eps, bias=self.bias)
+            return LayerNorm(self.dim, eps=self.norm_eps, bias=self.bias)
         return RMSNorm(self.dim, eps=self.norm_eps) if self.norm == "rms" else nn.Identity()
 
 
@@ -112,6 +113,7 @@ class FeedForward(nn.Module):
         """Make the matrices dim × ffn_dim and back."""
         super().__init__()
         _check_activation(activation)
+        self.activation = activation
         self.activate = _ACTIVATIONS[activation]
         self.dropout = dropout
         self.inner = Linear(dim, ffn_dim, bias)
@@ -120,10 +122,12 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map x[B, N, D] to [B, N, D]."""
-        if self.gate is None:
-            hidden = self.activate(self.inner(x))
+        inner = self.inner(x)
+        opened, by = (inner, None) if self.gate is None else (self.gate(x), inner)
+        if rows.serves(opened, by):
+            hidden = rows.activated(opened, by, self.activation)
         else:
-            hidden = self.activate(self.gate(x)) * self.inner(x)
+            hidden = self.activate(opened) if by is None else self.activate(opened) * by
         output: Tensor = self.outer(dropout(hidden, self.dropout, self.training))
         return output
 

@@ -12,20 +12,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TypeGuard, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.modules.module import _has_any_global_hook
 
 from weft.layers.attention import KeysValues, MultiHeadAttention
 from weft.layers.blocks import DecoderBlock, EncoderBlock, FeedForward, SubLayer
 from weft.layers.cache import KVCache
-from weft.layers.linear import Linear
+from weft.layers.linear import Linear, is_bare
+from weft.layers.norms import LayerNorm
 
 Function = Callable[[Tensor], Tensor]
-Module = TypeVar("Module", bound=nn.Module)
 
 
 class Bound:
@@ -82,36 +80,31 @@ class _Attention:
 
 def can_be_bound(block: nn.Module) -> bool:
     """Whether there is no more to a block than ``Bound`` knows: relative positions, norms of queries, hooks."""
-    if not (_is(block, EncoderBlock) or _is(block, DecoderBlock)):
+    if not (is_bare(block, EncoderBlock) or is_bare(block, DecoderBlock)):
         return False
     around = [part for part in block.children() if isinstance(part, SubLayer)]
     attentions = [part for part in block.children() if isinstance(part, MultiHeadAttention)]
-    return all(_is(part, SubLayer) for part in around) and all(map(_is_simple, attentions))
+    return all(is_bare(part, SubLayer) for part in around) and all(map(_is_simple, attentions))
 
 
 def linear(layer: nn.Module) -> Function:
     """A linear layer as a function; what is called Linear and is more than that, as it is."""
-    if not _is(layer, Linear) or layer.weight.dtype != torch.float32:
+    if not is_bare(layer, Linear) or layer.weight.dtype != torch.float32:
         return layer
     return partial(F.linear, weight=layer.weight, bias=layer.bias)
 
 
 def norm(layer: nn.Module) -> Function:
     """A LayerNorm as a function, any other norm as it is."""
-    if not _is(layer, nn.LayerNorm):
+    if not is_bare(layer, LayerNorm):
         return layer
     shape, weight, bias, eps = layer.normalized_shape, layer.weight, layer.bias, layer.eps
     return lambda x: torch.layer_norm(x, shape, weight, bias, eps)
 
 
-def _is(module: nn.Module, kind: type[Module]) -> TypeGuard[Module]:
-    """Whether it is of this kind and no other, and nobody has hooks in it."""
-    return type(module) is kind and not (module._forward_hooks or module._forward_pre_hooks or _has_any_global_hook())
-
-
 def _is_simple(attention: MultiHeadAttention) -> bool:
     plain = attention.relative is None and type(attention.query_norm) is type(attention.key_norm) is nn.Identity
-    return plain and _is(attention, MultiHeadAttention)
+    return plain and is_bare(attention, MultiHeadAttention)
 
 
 def _around(layer: SubLayer) -> Callable[[Tensor, Function], Tensor]:
@@ -123,7 +116,7 @@ def _around(layer: SubLayer) -> Callable[[Tensor, Function], Tensor]:
 
 
 def _feed(layer: nn.Module) -> Function:
-    if not _is(layer, FeedForward):
+    if not is_bare(layer, FeedForward):
         return layer
     inner, outer, activate = linear(layer.inner), linear(layer.outer), layer.activate
     if layer.gate is None:

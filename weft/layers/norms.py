@@ -1,9 +1,21 @@
-"""RMSNorm that keeps its parameters in fp32 under bf16 activations, as torch's LayerNorm does by itself."""
+"""Norms that keep their parameters in fp32 under bf16 activations, and are compiled ones where those are chosen."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+
+from weft.kernels import rows
+
+
+class LayerNorm(nn.LayerNorm):
+    """(x − mean(x)) / √(var(x) + eps) · weight + bias (Ba, Kiros and Hinton 2016), over the last dimension."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise x over its last dimension; the dtype stays."""
+        if rows.serves_norm(x, self.weight, self.bias):
+            return rows.norm(x, self.weight, self.bias, self.eps, centred=True)
+        return super().forward(x)
 
 
 class RMSNorm(nn.RMSNorm):
@@ -11,5 +23,7 @@ class RMSNorm(nn.RMSNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise x over its last dimension; the dtype stays."""
+        if self.eps is not None and rows.serves_norm(x, self.weight, None):
+            return rows.norm(x, self.weight, None, self.eps, centred=False)
         wide = torch.promote_types(x.dtype, self.weight.dtype)
         return super().forward(x.to(wide)).to(x.dtype)

@@ -4,6 +4,9 @@
 // in float, each from its first term to its last.
 #pragma once
 
+#include <utility>
+
+#include "decisions.h"
 #include "products.h"
 
 namespace weft {
@@ -118,12 +121,41 @@ inline void write(const Heads& x, int64_t row, int64_t head, int64_t first, int6
   }
 }
 
-// [count, wide] as [dim, step], filled up with zeros.
-inline void turned(const float* from, int64_t count, int64_t dim, int64_t wide, float* to, int64_t step) {
-  for (int64_t d = 0; d < dim; d++) {
-    for (int64_t n = 0; n < count; n++) to[d * step + n] = from[n * wide + d];
-    std::fill(to + d * step + count, to + (d + 1) * step, 0.0f);
+// Of a and b every other `half` numbers: those of a, and where a has the others, those of b; from `first` on.
+template <int half, int first, int... i>
+inline Floats mixed(Floats a, Floats b, std::integer_sequence<int, i...>) {
+#if defined(__clang__)
+  return __builtin_shufflevector(a, b, (i & half ? LANES + i - half + first : i + first)...);
+#else
+  return __builtin_shuffle(a, b, Ints{(i & half ? LANES + i - half + first : i + first)...});
+#endif
+}
+
+// A square of LANES vectors, turned over its diagonal: halves of it change places, halves of these, and so on.
+template <int half = LANES / 2>
+inline void turn(Floats* square) {
+  constexpr std::make_integer_sequence<int, LANES> places;
+#pragma GCC unroll 16
+  for (int i = 0; i < LANES; i++) {
+    if (i & half) continue;
+    const Floats one = square[i], two = square[i + half];
+    square[i] = mixed<half, 0>(one, two, places);
+    square[i + half] = mixed<half, half>(one, two, places);
   }
+  if constexpr (half > 1) turn<half / 2>(square);
+}
+
+// [count, wide] as [wide, step], both in whole vectors; filled up with zeros to the last vector.
+inline void turned(const float* from, int64_t count, int64_t wide, float* to, int64_t step) {
+  for (int64_t n = 0; n < count; n += LANES)
+    for (int64_t d = 0; d < wide; d += LANES) {
+      Floats square[LANES];
+#pragma GCC unroll 16
+      for (int i = 0; i < LANES; i++) square[i] = n + i < count ? load(from + (n + i) * wide + d) : Floats{};
+      turn(square);
+#pragma GCC unroll 16
+      for (int i = 0; i < LANES; i++) store(to + (d + i) * step + n, square[i]);
+    }
 }
 
 // Room for one head of one row, of which a thread makes use again and again.
@@ -136,7 +168,7 @@ struct Room {
       : wide(whole(a.dim)), step(whole(a.keys)), words(step / 4 + 9) {
     bits.resize(QUERIES * words);
     decisions = bits.data();
-    const int64_t some = QUERIES * wide, keys = a.keys * wide, turned = a.dim * step, scores = QUERIES * step;
+    const int64_t some = QUERIES * wide, keys = a.keys * wide, turned = wide * step, scores = QUERIES * step;
     memory.resize(3 * some + 4 * keys + 2 * turned + 2 * scores);
     float* at = memory.data();
     const auto take = [&](int64_t count) { return (at += count) - count; };
@@ -196,33 +228,6 @@ inline void weigh(const Attention& a, const Room& room, const Part& part, int64_
   }
 }
 
-typedef int64_t Longs WEFT_VECTOR(int64_t, 8);
-typedef uint64_t Counts WEFT_VECTOR(uint64_t, 8);
-
-// A round of kernels/dropout.py's _hash: fold the high half into the low, multiply.
-inline Counts mixed(Counts x, uint64_t factor) { return (x ^ (Counts)((Longs)x >> 32)) * factor; }
-
-// The words of 16-bit decisions that this hash makes, from number `first` on; of all there are `words`. Eight at a
-// time: `to` has room for seven more.
-inline void decide(uint64_t key, int64_t words, int64_t first, int64_t count, int64_t* to) {
-  constexpr int64_t TURN = 1 << 17;
-  constexpr uint64_t STRIDE = 0x9E3779B97F4A7C15;
-  const int64_t end = first + count;
-  for (int64_t word = first; word < end;) {
-    const int64_t begin = word / TURN * TURN, half = (std::min(TURN, words - begin) + 1) / 2;
-    const bool late = word - begin >= half;  // these are one round more of the first half
-    const int64_t stop = std::min(end, late ? begin + TURN : begin + half);
-    const uint64_t base = key + uint64_t(word - (late ? half : 0)) * STRIDE;
-    Counts x;
-    for (int i = 0; i < 8; i++) x[i] = base + i * STRIDE;
-    for (; word < stop; word += 8, to += 8, x += 8 * STRIDE) {
-      const Counts y = mixed(mixed(x, 0xBF58476D1CE4E5B9), 0x94D049BB133111EB);
-      *reinterpret_cast<Counts*>(to) = late ? mixed(y, 0xD6E8FEB86659FD93) : y;
-    }
-    to -= word - stop, word = stop;
-  }
-}
-
 // Which weights of a block are kept, for `drop`.
 inline void draw(const Attention& a, const Room& room, const Part& part, int64_t row, int64_t head) {
   if (a.kept == 0.0f) return;
@@ -264,7 +269,7 @@ inline void forward(const Attention& a, int64_t row, int64_t group, const Room& 
   const int64_t keys = real_keys(a, row), shared = a.heads / a.groups;
   read<T>(a.k, row, group, 0, keys, a.dim, room.k, room.wide);
   read<T>(a.v, row, group, 0, keys, a.dim, room.v, room.wide);
-  turned(room.k, keys, a.dim, room.wide, room.turned_k, room.step);
+  turned(room.k, keys, room.wide, room.turned_k, room.step);
   for (int64_t head = group * shared; head < (group + 1) * shared; head++)
     parts(a, keys, [&](const Part& part) {
       read<T>(a.q, row, head, part.first, part.count, a.dim, room.q, room.wide);
@@ -281,8 +286,8 @@ inline void backward(const Attention& a, int64_t row, int64_t group, const Room&
   const int64_t keys = real_keys(a, row), shared = a.heads / a.groups, wide = room.wide, step = room.step;
   read<T>(a.k, row, group, 0, keys, a.dim, room.k, wide);
   read<T>(a.v, row, group, 0, keys, a.dim, room.v, wide);
-  turned(room.k, keys, a.dim, wide, room.turned_k, step);
-  turned(room.v, keys, a.dim, wide, room.turned_v, step);
+  turned(room.k, keys, wide, room.turned_k, step);
+  turned(room.v, keys, wide, room.turned_v, step);
   std::fill(room.dk, room.dk + a.keys * wide, 0.0f);
   std::fill(room.dv, room.dv + a.keys * wide, 0.0f);
   for (int64_t head = group * shared; head < (group + 1) * shared; head++)

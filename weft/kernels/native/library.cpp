@@ -1,14 +1,16 @@
-// What Python calls; see weft/models/compiled.py, weft/kernels/losses.py and weft/kernels/heads.py.
+// What Python calls; see weft/models/compiled.py and weft/kernels/losses.py, heads.py and rows.py.
 
 #include "attention.h"
 #include "losses.h"
+#include "rows.h"
 #include "search.h"
 
 using namespace weft;
 
 namespace {
 
-constexpr int FEW = 16;  // rows that are worth a thread
+constexpr int FEW = 16;           // rows that are worth a thread
+constexpr int64_t PIECE = 4096;  // numbers of a pass that are worth one
 
 // f(begin, end) over all rows, by several threads if each has at least `few`; a thread takes at most `many` at a time.
 template <class F>
@@ -21,6 +23,33 @@ void share(int rows, int threads, int few, int many, F f) {
       f(from + int(int64_t(to - from) * turn / turns), from + int(int64_t(to - from) * (turn + 1) / turns));
   });
 }
+
+// f(begin, end) over so many numbers, in pieces.
+template <class F>
+void pass(int64_t count, int threads, F f) {
+  share(int((count + PIECE - 1) / PIECE), threads, 2, 1 << 30,
+        [&](int begin, int end) { f(begin * PIECE, std::min(end * PIECE, count)); });
+}
+
+// f(a constant) for the activation of this number.
+template <class F>
+void with_activation(int32_t activation, F f) {
+  if (activation == RELU) f(std::integral_constant<int, RELU>());
+  if (activation == GELU) f(std::integral_constant<int, GELU>());
+  if (activation == GELU_TANH) f(std::integral_constant<int, GELU_TANH>());
+  if (activation == SWIGLU) f(std::integral_constant<int, SWIGLU>());
+}
+
+// f(a null pointer) of what the numbers are: bf16 if narrow, else float.
+template <class F>
+void with_type(int32_t narrow, F f) {
+  narrow ? f(static_cast<bf16*>(nullptr)) : f(static_cast<float*>(nullptr));
+}
+
+template <class T>
+T* as(T*, void* x) { return static_cast<T*>(x); }
+template <class T>
+const T* as(T*, const void* x) { return static_cast<const T*>(x); }
 
 }  // namespace
 
@@ -73,6 +102,71 @@ void weft_rdrop(void* z, void* y, int32_t narrow, int32_t rows, int64_t n, const
 void weft_attend(const Attention* a, int32_t back, int32_t threads) {
   share(int(a->rows * a->groups), threads, 2, 1 << 30, [&](int begin, int end) {
     a->narrow ? attend<bf16>(*a, begin, end, back) : attend<float>(*a, begin, end, back);
+  });
+}
+
+void weft_norm(const Norming* a, void* y, int32_t threads) {
+  share(int(a->rows), threads, FEW, 1 << 30, [&](int begin, int end) {
+    with_type(a->narrow, [&](auto type) { normalise(*a, begin, end, as(type, y)); });
+  });
+}
+
+// dbias may be null; rows are summed 64 at a time and then these sums, whatever the threads.
+void weft_norm_back(const Norming* a, const void* grad, void* dx, float* dweight, float* dbias, int32_t threads) {
+  constexpr int64_t BLOCK = 64;
+  const int64_t blocks = (a->rows + BLOCK - 1) / BLOCK;
+  std::vector<float> sums(blocks * 2 * a->n);
+  share(int(blocks), threads, 1, 1, [&](int begin, int end) {
+    for (int64_t block = begin; block < end; block++)
+      with_type(a->narrow, [&](auto type) {
+        normalise_back(*a, block * BLOCK, std::min((block + 1) * BLOCK, a->rows), as(type, grad), as(type, dx),
+                       sums.data() + block * 2 * a->n);
+      });
+  });
+  for (int which = 0; which < 2; which++) {
+    float* to = which ? dbias : dweight;
+    if (to == nullptr) continue;
+    std::fill(to, to + a->n, 0.0f);
+    for (int64_t block = 0; block < blocks; block++) {
+      const float* from = sums.data() + (2 * block + which) * a->n;
+      each(a->n, [&](auto at) { at.put(to, at.get(to) + at.get(from)); });
+    }
+  }
+}
+
+void weft_activate(int32_t activation, int32_t narrow, int64_t count, const void* x, const void* by, void* y,
+                   int32_t threads) {
+  pass(count, threads, [&](int64_t begin, int64_t end) {
+    with_type(narrow, [&](auto type) {
+      with_activation(activation, [&](auto kind) {
+        const auto* other = by ? as(type, by) + begin : nullptr;
+        activate<decltype(kind)::value>(as(type, x) + begin, other, as(type, y) + begin, end - begin);
+      });
+    });
+  });
+}
+
+void weft_activate_back(int32_t activation, int32_t narrow, int64_t count, const void* x, const void* by,
+                        const void* grad, void* dx, void* dby, int32_t threads) {
+  pass(count, threads, [&](int64_t begin, int64_t end) {
+    with_type(narrow, [&](auto type) {
+      with_activation(activation, [&](auto kind) {
+        const auto* other = by ? as(type, by) + begin : nullptr;
+        auto* dother = by ? as(type, dby) + begin : nullptr;
+        activate_back<decltype(kind)::value>(as(type, x) + begin, other, as(type, grad) + begin, as(type, dx) + begin,
+                                             dother, end - begin);
+      });
+    });
+  });
+}
+
+void weft_add(const bf16* x, float* to, int64_t count, int32_t threads) {
+  pass(count, threads, [&](int64_t begin, int64_t end) { add(x + begin, to + begin, end - begin); });
+}
+
+void weft_drop(const Drop* a, int32_t narrow, const void* x, const void* onto, void* y, int32_t threads) {
+  pass(a->count, threads, [&](int64_t begin, int64_t end) {
+    with_type(narrow, [&](auto type) { drop(*a, as(type, x), as(type, onto), as(type, y), begin, end); });
   });
 }
 

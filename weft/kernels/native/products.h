@@ -68,6 +68,11 @@ inline Floats load(const bf16* at) {
 
 // Rounded to the nearest, to even between two; what is no number stays none.
 inline void store(bf16* at, Floats x) {
+#if defined(WEFT_AVX512) && defined(__AVX512BF16__)
+  const __m256bh narrow = _mm512_cvtneps_pbh(x);
+  std::memcpy(at, &narrow, sizeof(narrow));
+  return;
+#endif
   const Words bits = reinterpret_cast<const Words&>(x);
   const Words rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
   const Halves halves = __builtin_convertvector((Words)(x != x) ? (bits >> 16) | 0x40 : rounded, Halves);

@@ -88,3 +88,21 @@ class Attention(ctypes.Structure):
         ("lengths", ctypes.c_void_p),
         *((name, Heads) for name in ("q", "k", "v", "out", "dq", "dk", "dv")),
     ]
+
+
+class Norming(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("x", "weight", "bias", "spreads")),
+        *((name, ctypes.c_int64) for name in ("rows", "n")),
+        ("eps", ctypes.c_float),
+        *((name, ctypes.c_int32) for name in ("centred", "narrow")),
+    ]
+
+
+class Drop(ctypes.Structure):
+    _fields_ = [
+        ("key", ctypes.c_uint64),
+        ("count", ctypes.c_int64),
+        ("bound", ctypes.c_int32),
+        ("kept", ctypes.c_float),
+    ]

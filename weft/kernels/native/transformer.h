@@ -12,12 +12,12 @@
 #include <limits>
 #include <vector>
 
+#include "activations.h"
 #include "products.h"
 
 namespace weft {
 
 enum NormKind { NONE, LAYER, RMS };
-enum Activation { RELU, GELU, GELU_TANH, SWIGLU };
 
 struct Norm {
   const float* weight;
@@ -94,32 +94,6 @@ inline void normalise(const Norm& norm, const float* x, float* y, int rows, int 
       const auto scaled = at.get(y) * by * at.get(norm.weight);
       at.put(y, norm.bias ? scaled + at.get(norm.bias) : scaled);
     });
-  }
-}
-
-// erf to 1.5e-7 (Abramowitz and Stegun 7.1.26).
-inline Floats erf(Floats x) {
-  const Floats size = x < 0 ? -x : x, t = 1.0f / (1.0f + 0.3275911f * size);
-  Floats y = all(1.061405429f);
-  for (float c : {-1.453152027f, 1.421413741f, -0.284496736f, 0.254829592f}) y = y * t + c;
-  y = 1.0f - y * t * exp(-size * size);
-  return x < 0 ? -y : y;
-}
-
-inline Floats smaller(Floats a, Floats b) { return -larger(-a, -b); }
-
-inline Floats activated(Floats x, int activation) {
-  switch (activation) {
-    case GELU:
-      return 0.5f * x * (1.0f + erf(x * 0.70710678f));
-    case GELU_TANH: {  // (1 + tanh z) / 2 = 1 / (1 + e^(−2z))
-      const Floats z = 0.79788456f * (x + 0.044715f * x * x * x);
-      return x / (1.0f + exp(smaller(-2.0f * z, all(88.0f))));
-    }
-    case SWIGLU:
-      return x / (1.0f + exp(smaller(-x, all(88.0f))));
-    default:
-      return x;  // RELU is done where the product is put
   }
 }
 
