@@ -2,8 +2,9 @@
 
 Torch's products of many small matrices want their operands copied together and widened, and each pass between them goes
 through memory. Here queries, keys and values are read where the projections left them, and what comes out stands as the
-output layer reads it: [B, N, H, D]. Sums are in fp32; the weights, and which of them are dropped, are made again for
-the backward pass.
+output layer reads it: [B, N, H, D]. Sums are in fp32; where the CPU multiplies bf16, the weights of bf16 vectors are
+rounded to it for that, as in torch's kernel. The weights, and which of them are dropped, are made again for the
+backward pass.
 """
 
 from __future__ import annotations
@@ -91,13 +92,14 @@ def _empty_like(x: Tensor) -> Tensor:
 
 
 def _beside(*tensors: Tensor) -> list[Tensor]:
-    """Room for the gradients of tensors that are the columns of one product: columns of one tensor too; else nothing."""
+    """Room for the gradients of what are columns of one product: columns of one tensor too; else nothing."""
     b, n = tensors[0].shape[0], tensors[0].shape[2]
     widths = [x.shape[1] * x.shape[3] for x in tensors]
     if any(x.shape[2] != n or x.stride(2) != sum(widths) for x in tensors):
         return []
     parts = tensors[0].new_empty(b, n, sum(widths)).split(widths, -1)
-    return [part.unflatten(-1, (x.shape[1], x.shape[3])).transpose(1, 2) for part, x in zip(parts, tensors, strict=True)]
+    shapes = [(x.shape[1], x.shape[3]) for x in tensors]
+    return [part.unflatten(-1, shape).transpose(1, 2) for part, shape in zip(parts, shapes, strict=True)]
 
 
 def _place(x: Tensor) -> Heads:

@@ -23,7 +23,6 @@ from weft.kernels.machine import bf16_products
 from weft.kernels.plain import is_plain
 from weft.kernels.steady import by_rows, is_steady
 
-
 _ONEDNN = getattr(torch.ops.mkldnn, "_linear_pointwise", None)  # torch's compiler calls it too
 
 
@@ -133,8 +132,8 @@ class _Bf16Linear(torch.autograd.Function):
             y = (by_rows if is_steady() else _native)(rows, narrow, bias)
         else:
             y = bf16_matmul(rows, narrow.t())
-            if bias is not None:
-                y += parameters[count]  # in fp32
+            if (wide := parameters[count]) is not None:
+                y += wide
         y = y.to(x.dtype).view(*x.shape[:-1], narrow.shape[0])
         return (y,) if count == 1 else y.split(ctx.widths, -1)
 

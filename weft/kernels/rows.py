@@ -114,7 +114,8 @@ class _Activated(torch.autograd.Function):
         grad, dx = grad.contiguous(), torch.empty_like(x)
         dby = None if by is None else torch.empty_like(by)
         _library().weft_activate_back(
-            ctx.activation, _narrow(x), x.numel(), _at(x), _at(by), _at(grad), _at(dx), _at(dby), torch.get_num_threads()
+            ctx.activation, _narrow(x), x.numel(), _at(x), _at(by), _at(grad), _at(dx), _at(dby),
+            torch.get_num_threads(),
         )  # fmt: skip
         return dx, dby, None
 

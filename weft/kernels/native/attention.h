@@ -1,9 +1,11 @@
 // Attention in training, and its gradients: a head of a row at a time, so that all that it needs stays near.
 //
 // What is read and written is [B, heads, length, dim] with numbers that may stand apart, in float or bf16; all sums are
-// in float, each from its first term to its last.
+// in float. Where the CPU multiplies bf16, so are bf16 vectors: weights and slopes are then rounded before they are
+// multiplied, as the vectors were.
 #pragma once
 
+#include <type_traits>
 #include <utility>
 
 #include "decisions.h"
@@ -46,8 +48,29 @@ struct View {
   int64_t row, column;
 };
 
+// What is multiplied: floats, or pairs of bf16 that follow each other in the depth, each in the place of a float.
+struct Single {
+  static constexpr int DEEP = 1;
+  static Floats add(Floats total, Floats a, Floats b) { return total + a * b; }
+};
+#if defined(WEFT_AVX512) && defined(__AVX512BF16__)
+struct Pair {
+  static constexpr int DEEP = 2;
+  static Floats add(Floats total, Floats a, Floats b) { return _mm512_dpbf16_ps(total, (__m512bh)a, (__m512bh)b); }
+};
+template <class T>
+using Multiplied = std::conditional_t<std::is_same_v<T, bf16>, Pair, Single>;
+#else
+template <class T>
+using Multiplied = Single;
+#endif
+
+// How deep a product is, in what is multiplied, over so many numbers.
+template <class E>
+inline int64_t deep(int64_t n) { return (n + E::DEEP - 1) / E::DEEP; }
+
 // c [R, V vectors] = by · a [R, depth] b [depth, V vectors], or that much more.
-template <int R, int V>
+template <class E, int R, int V>
 inline void tile(View a, const float* b, int64_t b_row, float* c, int64_t c_row, int64_t depth, float by, bool more) {
   Floats sums[R][V] = {};
   for (int64_t k = 0; k < depth; k++) {
@@ -58,7 +81,7 @@ inline void tile(View a, const float* b, int64_t b_row, float* c, int64_t c_row,
     for (int r = 0; r < R; r++) {
       const Floats left = all(a.at[r * a.row + k * a.column]);
 #pragma GCC unroll 4
-      for (int v = 0; v < V; v++) sums[r][v] += left * right[v];
+      for (int v = 0; v < V; v++) sums[r][v] = E::add(sums[r][v], left, right[v]);
     }
   }
 #pragma GCC unroll 8
@@ -70,30 +93,31 @@ inline void tile(View a, const float* b, int64_t b_row, float* c, int64_t c_row,
     }
 }
 
-template <int R, int V>
+template <class E, int R, int V>
 inline void rest(int64_t rows, View a, const float* b, int64_t b_row, float* c, int64_t c_row, int64_t depth, float by,
                  bool more) {
   if constexpr (R > 0)
-    rows == R ? tile<R, V>(a, b, b_row, c, c_row, depth, by, more)
-              : rest<R - 1, V>(rows, a, b, b_row, c, c_row, depth, by, more);
+    rows == R ? tile<E, R, V>(a, b, b_row, c, c_row, depth, by, more)
+              : rest<E, R - 1, V>(rows, a, b, b_row, c, c_row, depth, by, more);
 }
 
-template <int V>
+template <class E, int V>
 inline void columns(int64_t rows, View a, const float* b, int64_t b_row, float* c, int64_t c_row, int64_t depth,
                     float by, bool more) {
   constexpr int R = HIGH<V>;
   for (; rows >= R; rows -= R, a.at += R * a.row, c += R * c_row)
-    tile<R, V>(a, b, b_row, c, c_row, depth, by, more);
-  rest<R - 1, V>(rows, a, b, b_row, c, c_row, depth, by, more);
+    tile<E, R, V>(a, b, b_row, c, c_row, depth, by, more);
+  rest<E, R - 1, V>(rows, a, b, b_row, c, c_row, depth, by, more);
 }
 
 // c [rows, width] = by · a [rows, depth] b [depth, width], or that much more; the width is in whole vectors.
+template <class E>
 inline void product(int64_t rows, int64_t depth, int64_t width, View a, const float* b, int64_t b_row, float* c,
                     int64_t c_row, float by = 1.0f, bool more = false) {
   int64_t at = 0;
-  for (; at + 4 * LANES <= width; at += 4 * LANES) columns<4>(rows, a, b + at, b_row, c + at, c_row, depth, by, more);
-  for (; at + 2 * LANES <= width; at += 2 * LANES) columns<2>(rows, a, b + at, b_row, c + at, c_row, depth, by, more);
-  for (; at < width; at += LANES) columns<1>(rows, a, b + at, b_row, c + at, c_row, depth, by, more);
+  for (; at + 4 * LANES <= width; at += 4 * LANES) columns<E, 4>(rows, a, b + at, b_row, c + at, c_row, depth, by, more);
+  for (; at + 2 * LANES <= width; at += 2 * LANES) columns<E, 2>(rows, a, b + at, b_row, c + at, c_row, depth, by, more);
+  for (; at < width; at += LANES) columns<E, 1>(rows, a, b + at, b_row, c + at, c_row, depth, by, more);
 }
 
 template <class T>
@@ -101,14 +125,37 @@ inline T* vector(const Heads& x, int64_t row, int64_t head, int64_t token) {
   return static_cast<T*>(x.at) + row * x.row + head * x.head + token * x.token;
 }
 
-// Tokens from `first` on as floats [count, wide], filled up with zeros.
-template <class T>
+// Tokens from `first` on, to be multiplied over their dimensions: [count, wide / DEEP], filled up with zeros.
+template <class T, class E>
 inline void read(const Heads& x, int64_t row, int64_t head, int64_t first, int64_t count, int64_t dim, float* to,
                  int64_t wide) {
-  for (int64_t n = 0; n < count; n++, to += wide) {
+  for (int64_t n = 0; n < count; n++, to += wide / E::DEEP) {
     const T* from = vector<T>(x, row, head, first + n);
-    each(dim, [&](auto at) { at.put(to, at.get(from)); });
-    std::fill(to + dim, to + wide, 0.0f);
+    if constexpr (E::DEEP == 1) {
+      each(dim, [&](auto at) { at.put(to, at.get(from)); });
+      std::fill(to + dim, to + wide, 0.0f);
+    } else {
+      T* narrow = reinterpret_cast<T*>(to);
+      std::copy_n(from, dim, narrow);
+      std::fill(narrow + dim, narrow + wide, T{});
+    }
+  }
+}
+
+// The same, to be multiplied over the tokens: [count / DEEP, wide]. In `room`, if they must stand otherwise for that.
+template <class E>
+inline const float* woven(const float* rows, int64_t count, int64_t wide, float* room) {
+  if constexpr (E::DEEP == 1) {
+    return rows;
+  } else {
+    const auto* from = reinterpret_cast<const bf16*>(rows);
+    auto* to = reinterpret_cast<uint32_t*>(room);
+    for (int64_t n = 0; n < count; n += 2, from += 2 * wide, to += wide)
+      for (int64_t i = 0; i < wide; i += LANES) {
+        const Floats low = load(from + i), high = n + 1 < count ? load(from + wide + i) : Floats{};
+        *reinterpret_cast<Words*>(to + i) = (Words)low >> 16 | (Words)high;
+      }
+    return room;
   }
 }
 
@@ -162,20 +209,24 @@ inline void turned(const float* from, int64_t count, int64_t wide, float* to, in
 struct Room {
   int64_t wide, step, words;  // numbers of a vector, of a row of weights, in whole vectors; of a row's decisions
   int64_t* decisions;
-  float *q, *k, *v, *turned_k, *turned_v, *grad, *weights, *slopes, *dq, *dk, *dv;
+  float *q, *k, *v, *grad;            // to be multiplied over dimensions
+  float *woven_q, *woven_k, *woven_v, *woven_grad;  // over tokens
+  float *turned_k, *turned_v;
+  float *weights, *slopes, *narrow, *woven_narrow;
+  float *some, *dk, *dv;
 
-  Room(const Attention& a, std::vector<float>& memory, std::vector<int64_t>& bits)
-      : wide(whole(a.dim)), step(whole(a.keys)), words(step / 4 + 9) {
+  Room(const Attention& a, int deep, std::vector<float>& memory, std::vector<int64_t>& bits)
+      : wide((a.dim + deep * LANES - 1) / (deep * LANES) * (deep * LANES)), step(whole(a.keys)), words(step / 4 + 9) {
     bits.resize(QUERIES * words);
     decisions = bits.data();
-    const int64_t some = QUERIES * wide, keys = a.keys * wide, turned = wide * step, scores = QUERIES * step;
-    memory.resize(3 * some + 4 * keys + 2 * turned + 2 * scores);
+    const int64_t few = QUERIES * wide, keys = (a.keys + 1) * wide, turned = wide * step, scores = QUERIES * step;
+    memory.resize(5 * few + 6 * keys + 2 * turned + 4 * scores);
     float* at = memory.data();
     const auto take = [&](int64_t count) { return (at += count) - count; };
-    q = take(some), grad = take(some), dq = take(some);
-    k = take(keys), v = take(keys), dk = take(keys), dv = take(keys);
+    q = take(few), grad = take(few), some = take(few), woven_q = take(few), woven_grad = take(few);
+    k = take(keys), v = take(keys), dk = take(keys), dv = take(keys), woven_k = take(keys), woven_v = take(keys);
     turned_k = take(turned), turned_v = take(turned);
-    weights = take(scores), slopes = take(scores);
+    weights = take(scores), slopes = take(scores), narrow = take(scores), woven_narrow = take(scores);
   }
 };
 
@@ -203,9 +254,10 @@ inline void parts(const Attention& a, int64_t keys, F f) {
 }
 
 // The weights of a block whose queries and turned keys are there; 0 for what is not seen.
+template <class E>
 inline void weigh(const Attention& a, const Room& room, const Part& part, int64_t keys) {
-  product(part.count, a.dim, part.width, {room.q, room.wide, 1}, room.turned_k, room.step, room.weights, room.step,
-          a.scale);
+  product<E>(part.count, deep<E>(a.dim), part.width, {room.q, room.wide / E::DEEP, 1}, room.turned_k, room.step,
+             room.weights, room.step, a.scale);
   Ints places;
   for (int i = 0; i < LANES; i++) places[i] = i;
   for (int64_t n = 0; n < part.count; n++) {
@@ -264,46 +316,71 @@ inline void slope(const Room& room, const Part& part, float scale) {
   }
 }
 
-template <class T>
+// Weights or slopes of a block [queries, keys], to be multiplied over keys.
+template <class E>
+inline View over_keys(const Room& room, const Part& part, const float* scores) {
+  if constexpr (E::DEEP == 1) return {scores, room.step, 1};
+  auto* to = reinterpret_cast<bf16*>(room.narrow);
+  for (int64_t n = 0; n < part.count; n++)
+    for (int64_t j = 0; j < part.width; j += LANES) store(to + n * room.step + j, load(scores + n * room.step + j));
+  return {room.narrow, room.step / E::DEEP, 1};
+}
+
+// The same turned, to be multiplied over queries: of what `over_keys` has just made.
+template <class E>
+inline View over_queries(const Room& room, const Part& part, View scores) {
+  return {woven<E>(scores.at, part.count, room.step, room.woven_narrow), 1, room.step};
+}
+
+template <class T, class E = Multiplied<T>>
 inline void forward(const Attention& a, int64_t row, int64_t group, const Room& room) {
-  const int64_t keys = real_keys(a, row), shared = a.heads / a.groups;
-  read<T>(a.k, row, group, 0, keys, a.dim, room.k, room.wide);
-  read<T>(a.v, row, group, 0, keys, a.dim, room.v, room.wide);
-  turned(room.k, keys, room.wide, room.turned_k, room.step);
+  const int64_t keys = real_keys(a, row), shared = a.heads / a.groups, wide = room.wide, step = room.step;
+  read<T, E>(a.k, row, group, 0, keys, a.dim, room.k, wide);
+  read<T, E>(a.v, row, group, 0, keys, a.dim, room.v, wide);
+  turned(room.k, keys, wide / E::DEEP, room.turned_k, step);
+  const float* v = woven<E>(room.v, keys, wide, room.woven_v);
   for (int64_t head = group * shared; head < (group + 1) * shared; head++)
     parts(a, keys, [&](const Part& part) {
-      read<T>(a.q, row, head, part.first, part.count, a.dim, room.q, room.wide);
-      weigh(a, room, part, keys);
+      read<T, E>(a.q, row, head, part.first, part.count, a.dim, room.q, wide);
+      weigh<E>(a, room, part, keys);
       draw(a, room, part, row, head);
       drop(a, room, part, room.weights, row, head);
-      product(part.count, part.keys, room.wide, {room.weights, room.step, 1}, room.v, room.wide, room.q, room.wide);
-      write<T>(a.out, row, head, part.first, part.count, a.dim, room.q, room.wide);
+      const View weights = over_keys<E>(room, part, room.weights);
+      product<E>(part.count, deep<E>(part.keys), wide, weights, v, wide, room.some, wide);
+      write<T>(a.out, row, head, part.first, part.count, a.dim, room.some, wide);
     });
 }
 
-template <class T>
+template <class T, class E = Multiplied<T>>
 inline void backward(const Attention& a, int64_t row, int64_t group, const Room& room) {
   const int64_t keys = real_keys(a, row), shared = a.heads / a.groups, wide = room.wide, step = room.step;
-  read<T>(a.k, row, group, 0, keys, a.dim, room.k, wide);
-  read<T>(a.v, row, group, 0, keys, a.dim, room.v, wide);
-  turned(room.k, keys, wide, room.turned_k, step);
-  turned(room.v, keys, wide, room.turned_v, step);
+  read<T, E>(a.k, row, group, 0, keys, a.dim, room.k, wide);
+  read<T, E>(a.v, row, group, 0, keys, a.dim, room.v, wide);
+  turned(room.k, keys, wide / E::DEEP, room.turned_k, step);
+  turned(room.v, keys, wide / E::DEEP, room.turned_v, step);
+  const float* k = woven<E>(room.k, keys, wide, room.woven_k);
   std::fill(room.dk, room.dk + a.keys * wide, 0.0f);
   std::fill(room.dv, room.dv + a.keys * wide, 0.0f);
   for (int64_t head = group * shared; head < (group + 1) * shared; head++)
     parts(a, keys, [&](const Part& part) {
-      read<T>(a.q, row, head, part.first, part.count, a.dim, room.q, wide);
-      read<T>(a.out, row, head, part.first, part.count, a.dim, room.grad, wide);
-      weigh(a, room, part, keys);
+      const int64_t depth = deep<E>(part.count);
+      read<T, E>(a.q, row, head, part.first, part.count, a.dim, room.q, wide);
+      read<T, E>(a.out, row, head, part.first, part.count, a.dim, room.grad, wide);
+      const float* q = woven<E>(room.q, part.count, wide, room.woven_q);
+      const float* grad = woven<E>(room.grad, part.count, wide, room.woven_grad);
+      weigh<E>(a, room, part, keys);
       draw(a, room, part, row, head);
-      product(part.count, a.dim, part.width, {room.grad, wide, 1}, room.turned_v, step, room.slopes, step);
+      product<E>(part.count, deep<E>(a.dim), part.width, {room.grad, wide / E::DEEP, 1}, room.turned_v, step,
+                 room.slopes, step);
       drop(a, room, part, room.slopes, row, head);
       slope(room, part, a.scale);
-      product(part.count, part.keys, wide, {room.slopes, step, 1}, room.k, wide, room.dq, wide);
-      write<T>(a.dq, row, head, part.first, part.count, a.dim, room.dq, wide);
-      product(part.keys, part.count, wide, {room.slopes, 1, step}, room.q, wide, room.dk, wide, 1.0f, true);
+      const View slopes = over_keys<E>(room, part, room.slopes);
+      product<E>(part.count, deep<E>(part.keys), wide, slopes, k, wide, room.some, wide);
+      write<T>(a.dq, row, head, part.first, part.count, a.dim, room.some, wide);
+      product<E>(part.keys, depth, wide, over_queries<E>(room, part, slopes), q, wide, room.dk, wide, 1.0f, true);
       drop(a, room, part, room.weights, row, head);
-      product(part.keys, part.count, wide, {room.weights, 1, step}, room.grad, wide, room.dv, wide, 1.0f, true);
+      const View weights = over_queries<E>(room, part, over_keys<E>(room, part, room.weights));
+      product<E>(part.keys, depth, wide, weights, grad, wide, room.dv, wide, 1.0f, true);
     });
   write<T>(a.dk, row, group, 0, a.keys, a.dim, room.dk, wide);
   write<T>(a.dv, row, group, 0, a.keys, a.dim, room.dv, wide);
@@ -316,7 +393,7 @@ template <class T>
 inline void attend(const Attention& a, int64_t begin, int64_t end, bool back) {
   static thread_local std::vector<float> memory;
   static thread_local std::vector<int64_t> bits;
-  const attention::Room room(a, memory, bits);
+  const attention::Room room(a, attention::Multiplied<T>::DEEP, memory, bits);
   for (int64_t item = begin; item < end; item++)
     back ? attention::backward<T>(a, item / a.groups, item % a.groups, room)
          : attention::forward<T>(a, item / a.groups, item % a.groups, room);
