@@ -17,14 +17,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from weft.config import EOS, PAD, TransformerConfig
-from weft.kernels.cross_entropy import linear_cross_entropy
-from weft.kernels.dropout import dropout
-from weft.kernels.mask import Mask
+from weft.config import EOS, PAD, GPTConfig, TransformerConfig
+from weft.data.packing import TokenBatch
 from weft.layers.attention import MultiHeadAttention
-from weft.layers.blocks import BlockConfig, DecoderBlock, EncoderBlock
-from weft.layers.positions import Learned, Sinusoidal, positions
+from weft.layers.blocks import DecoderBlock, EncoderBlock
+from weft.layers.positions import Sinusoidal, positions
 from weft.models.contract import Loss, Pairs
+from weft.models.gpt import GPT
 from weft.models.transformer import Transformer
 
 _FUSED_FROM = 65  # the length from which a peer that has the choice attends with torch's fused kernel
@@ -89,38 +88,26 @@ def weft_model(case: Case) -> nn.Module:
     return Transformer(config, case.vocab_size, case.vocab_size)
 
 
-class Language(nn.Module):
-    """A causal stack of weft's blocks with learned positions and one table for input and output, as GPT is."""
+class Language(GPT):
+    """weft's GPT, on the batches that every contestant gets."""
 
     def __init__(self, case: Case) -> None:
-        """Make the model of a case, all matrices normal with standard deviation 0.02."""
-        super().__init__()
-        self.precision = torch.float32
-        self.dropout = case.dropout
-        block = BlockConfig(
+        """Make the model of a case."""
+        config = GPTConfig(
             dim=case.dim,
             num_heads=case.num_heads,
+            num_layers=case.decoder_layers,
             ffn_dim=case.ffn_dim,
+            max_len=case.length,
             activation=case.activation,
             dropout=case.dropout,
             attention_dropout=case.attention_dropout,
         )
-        self.table = nn.Parameter(torch.empty(case.vocab_size, case.dim))
-        self.positions = Learned(case.dim, case.length)
-        self.blocks = nn.ModuleList(EncoderBlock(block) for _ in range(case.decoder_layers))
-        self.norm = block.make_norm()
-        _start(self)
+        super().__init__(config, case.vocab_size)
 
-    def loss(self, batch: Pairs, smoothing: float = 0.0, rdrop: float = 0.0) -> Loss:
-        """The cross entropy of each token after those before it; rdrop must be 0."""
-        assert not rdrop
-        tokens, wanted = batch.target[:, :-1], batch.target[:, 1:]
-        x = F.embedding(tokens, self.table) + self.positions(positions(tokens.shape[1]), dtype=self.table.dtype)
-        x = dropout(x.to(self.precision), self.dropout, self.training)
-        for block in self.blocks:
-            x = block(x, Mask(causal=True))
-        entropy = linear_cross_entropy(self.norm(x), self.table, wanted, smoothing=smoothing, ignore=PAD)
-        return Loss(entropy.total, entropy.count, {"nll": entropy.nll})
+    def loss(self, batch: Pairs, smoothing: float = 0.0, rdrop: float = 0.0) -> Loss:  # type: ignore[override]
+        """The cross entropy of each token after those before it."""
+        return super().loss(TokenBatch(batch.target), smoothing, rdrop)
 
 
 class Torch(nn.Module):
@@ -308,7 +295,8 @@ def copy_weights(model: nn.Module, peer: Torch) -> None:
     """Give torch's model the parameters of weft's of the same case: then they are the same function."""
     with torch.no_grad():
         if isinstance(model, Language):
-            peer.table.weight.copy_(model.table)
+            assert model.positions is not None
+            peer.table.weight.copy_(model.embedding)
             peer.places.copy_(model.positions.weight)
             norms = [(model.norm, peer.stack.norm)]
         else:
