@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from weft.kernels import native
 
 KINDS = ("losses", "attention", "rows")
-_on: tuple[str, ...] = ()  # autograd runs backward passes in threads of its own, so this is no context variable
+_on: dict[str, ctypes.CDLL] = {}  # autograd runs backward passes in threads of its own, so this is no context variable
 
 
 @contextmanager
@@ -24,7 +24,8 @@ def compiled(*kinds: str) -> Iterator[None]:
     global _on
     if unknown := set(kinds).difference(KINDS):
         raise ValueError(f"expected some of {', '.join(KINDS)}, not {', '.join(sorted(unknown))}")
-    before, _on = _on, kinds
+    library = native.library()
+    before, _on = _on, {} if library is None else dict.fromkeys(kinds, library)
     try:
         yield
     finally:
@@ -33,7 +34,7 @@ def compiled(*kinds: str) -> Iterator[None]:
 
 def functions(kind: str) -> ctypes.CDLL | None:
     """What computes operations of this kind here; None if it is torch."""
-    return native.library() if kind in _on else None
+    return _on.get(kind)
 
 
 def fastest() -> str:
