@@ -1,7 +1,8 @@
 """weft's training step against its peers', side by side: ``python -m benchmarks.training``.
 
 All contestants train a model of the same sizes (peers.py) on the same batches of real text, in one process with the
-same threads, and take turns: one update each a round, the median counts. What is measured:
+same threads, and take turns: each makes two updates a round, of which the second is timed, as in training an update
+follows one of the same model. The median counts. What is measured:
 
     tokens/s  target tokens that are not padding, per second of an update.
     MFU       what the model needs ÷ time ÷ peak. It needs 6 × matrix entries × the rows that go through them, forward
@@ -359,7 +360,7 @@ def race(case: Case, data: Data, ways: Sequence[Way], rounds: int) -> tuple[dict
             calls[str(way)]()
             compiling[way] = perf_counter() - begin
             print(f"  {way}: {compiling[way]:.0f} s to compile", flush=True)
-    times = timing.alternate(calls, rounds, warmup=0)  # which calls each once before the first round
+    times = timing.alternate(calls, rounds, warmup=0, settle=1)  # which calls each once before the first round
     return {way: times[str(way)] for way in ways}, compiling, ours
 
 
