@@ -161,10 +161,23 @@ def test_nothing_is_no_problem() -> None:
 
 def test_sums_of_bf16_in_fp32() -> None:
     for x in (torch.randn(37, 5).bfloat16(), torch.randn(5, 37).bfloat16().t(), torch.randn(37, 5)):
-        total = torch.randn(37, 5)
-        expected = total + x.float()
-        rows.add(total, x)
-        assert torch.equal(total, expected)
+        for total in (torch.randn(37, 5), torch.randn(5, 37).t()):
+            expected = total + x.float()
+            rows.add(total, x)
+            assert torch.equal(total, expected)
+
+
+@pytest.mark.parametrize("norm", [LayerNorm(8), RMSNorm(8, eps=1e-5)])
+@pytest.mark.parametrize("width", [4, 16])
+def test_a_norm_of_another_width_is_told_and_not_read_beyond_its_end(norm: nn.Module, width: int) -> None:
+    with pytest.raises(RuntimeError, match="normalized_shape"):
+        norm(torch.randn(3, width))
+
+
+def test_what_is_of_another_shape_is_left_to_torch() -> None:
+    assert rows.serves(torch.randn(4, 8), torch.randn(4, 8))
+    assert not rows.serves(torch.randn(4, 8), torch.randn(8))
+    assert not rows.serves_norm(torch.randn(4, 8), torch.ones(8), torch.zeros(4))
 
 
 def test_other_types_and_the_outside_are_torchs() -> None:

@@ -25,11 +25,16 @@ _DTYPES = (torch.float32, torch.bfloat16)
 
 
 def serves(*tensors: Tensor | None) -> bool:
-    """Whether passes over these are compiled ones here: all that are given in one dtype, fp32 or bf16, on the CPU."""
+    """Whether passes over these are compiled ones here: all of one shape and dtype, fp32 or bf16, on the CPU.
+
+    What is compiled reads as many numbers of each as the first has, and asks nobody: others are left to torch, which
+    broadcasts them or says what is wrong.
+    """
     if functions("rows") is None:
         return False
     given = [x for x in tensors if x is not None]
-    return all(x.device.type == "cpu" and x.dtype == given[0].dtype and x.dtype in _DTYPES for x in given)
+    alike = all(x.shape == given[0].shape and x.dtype == given[0].dtype for x in given)
+    return alike and given[0].dtype in _DTYPES and all(x.device.type == "cpu" for x in given)
 
 
 def norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, centred: bool) -> Tensor:
@@ -39,8 +44,9 @@ def norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, centred: bo
 
 
 def serves_norm(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
-    """Whether this norm is a compiled one: of an x that this ``serves``, and fp32 parameters."""
-    return serves(x) and all(p is None or (p.dtype, p.dim()) == (torch.float32, 1) for p in (weight, bias))
+    """Whether this norm is a compiled one: of an x that this ``serves``, by fp32 parameters as wide as x."""
+    given = [p for p in (weight, bias) if p is not None]
+    return serves(x) and all(p.dtype == torch.float32 and p.shape == x.shape[-1:] for p in given)
 
 
 def activated(x: Tensor, by: Tensor | None, activation: str) -> Tensor:
@@ -60,7 +66,8 @@ def dropped(x: Tensor, onto: Tensor | None, bound: int, kept: float, key: int) -
 
 def add(to: Tensor, x: Tensor) -> None:
     """Add x to ``to``, in place: torch makes an fp32 copy of a bf16 x first."""
-    if to.dtype == torch.float32 and x.dtype == torch.bfloat16 and serves(x) and x.shape == to.shape:
+    narrow_onto_wide = (to.dtype, x.dtype) == (torch.float32, torch.bfloat16)
+    if narrow_onto_wide and to.is_contiguous() and to.shape == x.shape and serves(x):
         x = x.contiguous()
         _library().weft_add(_at(x), _at(to), x.numel(), torch.get_num_threads())
     else:
