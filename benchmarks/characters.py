@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import tempfile
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from math import cos, pi
 from pathlib import Path
@@ -24,8 +25,8 @@ from typing import Any
 import torch
 
 from benchmarks import timing, training
+from benchmarks.contestants import Contestant, Plain, Way, race, taking_part
 from benchmarks.peers import Case
-from benchmarks.training import Plain, Way
 from weft.config import Recipe, find_recipe
 from weft.data.batching import Batch
 from weft.data.packing import TokenBatch, sampled
@@ -81,9 +82,10 @@ def train_weft(recipe: Recipe) -> tuple[float, float]:
 
 def fastest_peer(case: Case, data: language.Prepared, compiled: bool = True) -> tuple[Way, dict[str, float]]:
     """The peer with the shortest update, and what each one's took."""
-    ways = training.contestants(compiled)
     some = [Batch(*_sides(data.batches.at(number))) for number in range(training.BATCHES)]
-    times, _, _ = training.race(case, training.Data("", case.vocab_size, some, []), ways, ROUNDS)
+    with ExitStack() as ends:
+        entered = (Contestant(way, case, some) for way in taking_part(compiled))
+        times, _ = race([ends.enter_context(one) for one in entered], ROUNDS)
     theirs = {way: seconds for way, seconds in times.items() if way.who != "weft"}
     return min(theirs, key=lambda way: theirs[way]), {str(way): seconds for way, seconds in times.items()}
 

@@ -28,9 +28,7 @@ Ways = Mapping[str, Callable[[], object]]
 _SHORTEST = 0.02  # seconds a turn must last: a faster callable is called several times, as a training step would
 
 
-def alternate(
-    ways: Ways, rounds: int = 15, warmup: int = 2, seconds: float | None = None, settle: int = 0
-) -> dict[str, float]:
+def alternate(ways: Ways, rounds: int = 15, warmup: int = 2, seconds: float | None = None) -> dict[str, float]:
     """The median time of a call of each of the ``ways``, which take turns.
 
     Args:
@@ -38,8 +36,6 @@ def alternate(
         rounds: how often each has its turn.
         warmup: calls of each before the first round.
         seconds: no new round after so long, once there were three; no limit if None.
-        settle: calls at the beginning of a turn that are not timed, for what should find its own in the caches, and
-            not what the last one left there.
 
     Raises:
         ValueError: if there is nothing to time, or no round to time it in.
@@ -58,8 +54,6 @@ def alternate(
             if seconds is not None and done >= 3 and perf_counter() - begin > seconds:
                 break
             for name in names[done % len(names) :] + names[: done % len(names)]:
-                for _ in range(settle):
-                    ways[name]()
                 times[name].append(_time(ways[name], calls[name]))
     finally:
         if collecting:

@@ -52,12 +52,6 @@ def test_candidates_take_turns_and_the_median_counts(clock: Clock) -> None:
     assert gc.isenabled()
 
 
-def test_a_turn_may_begin_with_calls_that_do_not_count(clock: Clock) -> None:
-    ways = {name: clock.takes(name, 1, 7, 1, 7, 1) for name in ("one", "two")}  # the first of each turn takes long
-    assert timing.alternate(ways, rounds=2, warmup=0, settle=1) == {"one": 1, "two": 1}
-    assert clock.calls == ["one", "two", "one", "one", "two", "two", "two", "two", "one", "one"]
-
-
 def test_no_round_begins_when_time_is_up(clock: Clock) -> None:
     timing.alternate({"one": clock.takes("one", 1)}, rounds=100, warmup=0, seconds=0.5)
     assert len(clock.calls) == 1 + 3

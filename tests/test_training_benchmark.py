@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,13 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks import characters, peers, timing, training
+from benchmarks import characters, contestants, floor, peers, timing, training
+from benchmarks.contestants import Contestant, Plain, Way, Weft
 from benchmarks.peers import Case
-from benchmarks.training import Data, Plain, Way, Weft
+from benchmarks.training import Data
 from weft.config import BOS, EOS, PAD
 from weft.data.batching import Batch
+from weft.training import loop
 
 TRANSLATION = Case("translation", 2, 3, 32, 48, 4, 6, 10, 300, dropout=0.1, smoothing=0.1)
 LANGUAGE = Case("language", 0, 3, 32, 128, 4, 6, 10, 300, dropout=0.1, attention_dropout=0.1)
@@ -46,7 +49,7 @@ def need(peer: str) -> None:
 @pytest.mark.parametrize("who", ["weft", *peers.PEERS])
 def test_each_contestant_learns(who: str, precision: str, case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     need(who)
-    monkeypatch.setattr(training, "_ADAM", training._ADAM.model_copy(update={"learning_rate": 1e-2}))
+    monkeypatch.setattr(contestants, "_ADAM", contestants._ADAM.model_copy(update={"learning_rate": 1e-2}))
     case, way = replace(case, vocab_size=30), Way(who, precision)
     contestant, batch = way.start(case), text(case)
     losses = [contestant.update(batch) for _ in range(25)]
@@ -60,8 +63,8 @@ def test_each_contestant_learns(who: str, precision: str, case: Case, monkeypatc
 def test_contestants_are_of_one_size(peer: str, case: str) -> None:
     need(peer)
     sizes = training.CASES[case]
-    theirs = training.parameter_count(peers.PEERS[peer](sizes))
-    assert theirs == pytest.approx(training.parameter_count(peers.weft_model(sizes)), rel=0.01)
+    theirs = contestants.parameter_count(peers.PEERS[peer](sizes))
+    assert theirs == pytest.approx(contestants.parameter_count(peers.weft_model(sizes)), rel=0.01)
 
 
 @BOTH
@@ -97,7 +100,7 @@ def test_operations_are_those_of_the_step(who: str, case: Case, monkeypatch: pyt
     missing: Any = {torch.ops.aten.addmm_: in_place}
     with FlopCounterMode(display=False, custom_mapping=missing) as counter, sdpa_kernel(SDPBackend.MATH):
         contestant.update(batch)
-    assert training.operations(training.products(case, count(batch))) == counter.get_total_flops()
+    assert floor.operations(floor.products(case, count(batch))) == counter.get_total_flops()
 
 
 @BOTH
@@ -107,7 +110,7 @@ def test_operations_are_those_of_the_formula(case: Case) -> None:
     matrices = encoder * (4 * d * d + 2 * d * f) + decoder * ((8 if encoder else 4) * d * d + 2 * d * f)
     attention = 12 * (encoder + (2 if encoder else 1) * decoder) * tokens * case.length * d
     output = 6 * 41 * d * case.vocab_size
-    assert training.operations(training.products(case, targets=41)) == 6 * tokens * matrices + attention + output
+    assert floor.operations(floor.products(case, targets=41)) == 6 * tokens * matrices + attention + output
 
 
 class Elements(TorchDispatchMode):
@@ -131,7 +134,7 @@ def test_passes_are_those_of_a_plain_model(case: Case) -> None:
     with torch.no_grad(), Elements() as seen:
         contestant.nll(batch)
     drops = seen.found["bernoulli_"] + seen.found["native_dropout"]
-    expected = training.passes(case, count(batch))
+    expected = floor.passes(case, count(batch))
     if case.attention_dropout:
         drops -= expected["softmax of attention"]
     assert expected == {
@@ -145,10 +148,10 @@ def test_passes_are_those_of_a_plain_model(case: Case) -> None:
 
 def test_the_floor_is_products_and_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timing, "alternate", lambda ways, *_, **__: dict.fromkeys(ways, 2.0))
-    case, speeds = TRANSLATION, training.Speeds({"fp32": 1.0, "bf16": 2.0}, bandwidth=1e6)
+    case, speeds = TRANSLATION, floor.Speeds({"fp32": 1.0, "bf16": 2.0}, bandwidth=1e6)
     # a layer has 4 + 2 or 8 + 2 linear layers of three products each, its attentions six; the output three
     layers = 2 * (6 * 3 + 6) + 3 * (10 * 3 + 12) + 3
-    elements = sum(training.passes(case, 41).values())
+    elements = sum(floor.passes(case, 41).values())
     assert speeds.floor(case, 41, parameters=1000, rounds=1) == pytest.approx(
         {"products": 2.0 * layers, "passes": elements * 2 * 4 / 1e6, "optimiser": 28_000 / 1e6}
     )
@@ -200,10 +203,56 @@ def test_shakespeare_has_65_characters(weft_data: Path) -> None:
     assert training.read(LANGUAGE, 1)[:2] == ("tinyshakespeare", 4 + 65)
 
 
+class Seat:
+    """Someone who takes part without a process."""
+
+    def __init__(self, way: Way, seen: list[str], *seconds: float) -> None:
+        self.way, self.seen, self.seconds = way, seen, iter(seconds)
+
+    def first(self) -> float:
+        return 60.0
+
+    def turn(self) -> float:
+        self.seen.append(self.way.who)
+        return next(self.seconds)
+
+
+def test_contestants_take_turns_and_the_median_counts() -> None:
+    seen: list[str] = []
+    ours, theirs = Way("weft", "fp32"), Way("torch", "fp32", compiled=True)
+    seats: Any = [Seat(ours, seen, 1, 9, 2), Seat(theirs, seen, 3, 4, 50)]
+    assert contestants.race(seats, rounds=3) == ({ours: 2, theirs: 4}, {theirs: 60.0})
+    assert seen == ["weft", "torch", "torch", "weft", "weft", "torch"]  # nobody always follows the same one
+
+
+def test_a_turn_times_updates_that_follow_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, durations = [0.0], iter([8.0, *[0.0625] * 6, 7.0])
+
+    def updates() -> Iterator[float]:
+        for seconds in durations:
+            now[0] += seconds
+            yield 0.0
+
+    monkeypatch.setattr(contestants, "_updates", updates(), raising=False)
+    monkeypatch.setattr(contestants, "perf_counter", lambda: now[0])
+    assert contestants._first() == 8.0
+    assert contestants._turn() == 0.0625  # after two that are not timed, four that are
+    assert list(durations) == [7.0]
+
+
+def test_what_fails_in_a_process_is_told() -> None:
+    with (
+        Contestant(Way("nobody", "fp32"), LANGUAGE, [text(LANGUAGE)]) as contestant,
+        pytest.raises(KeyError, match="nobody"),
+    ):
+        contestant.turn()
+
+
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="only Linux tells")
 def test_memory_is_that_of_an_update() -> None:
     case = replace(LANGUAGE, dim=64, rows=64, length=32, vocab_size=4000)
-    found = training.memory(Way("torch", "fp32"), case, text(case))
+    with Contestant(Way("torch", "fp32"), case, [text(case)]) as contestant:
+        found = contestant.memory()
     logits = case.rows * case.length * case.vocab_size * 4
     assert found is not None
     assert 2 * logits < found < 6 * logits  # logits, their logarithms, and gradients
@@ -218,29 +267,40 @@ def test_quality_compares_from_the_same_weights() -> None:
     assert found["weft"] == pytest.approx(5.7, abs=1.0)  # log 300, a token's
 
 
+def test_who_takes_part(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(contestants.machine, "bf16_products", lambda: False)
+    monkeypatch.setattr(peers, "installed", lambda peer: peer != "transformers")
+    assert list(map(str, contestants.taking_part(compiled=False))) == ["weft fp32", "torch fp32", "x-transformers fp32"]
+    assert "transformers is not installed" in capsys.readouterr().out
+    everyone = set(map(str, contestants.taking_part(everything=True)))
+    assert {"weft bf16", "torch bf16 compiled", "torch fp32", "x-transformers fp32 compiled"} <= everyone
+    assert not any("weft" in name and "compiled" in name for name in everyone)
+
+
 @pytest.mark.usefixtures("only_the_sample")
 def test_the_program_measures_and_writes(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     small = {case.name: replace(case, vocab_size=600, mfu=0.3) for case in (TRANSLATION, LANGUAGE)}
     monkeypatch.setattr(training, "CASES", small)
-    monkeypatch.setattr(training, "SIDE", 64)
+    monkeypatch.setattr(floor, "SIDE", 64)
     monkeypatch.setattr(timing, "steady_memory", lambda: True)
+    who = [Way("weft", loop.fastest_precision()), Way("torch", "fp32"), Way("torch", "bf16")]
+    monkeypatch.setattr(training, "taking_part", lambda *_: [*who, Way("transformers", "fp32")])
     words = ["--quick", "--quality", "1", "--json", str(tmp_path / "out.json")]
-    training.main([*words, "--only", "torch", "transformers"])
+    training.main([*words, "--only", "torch"])
     written = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))["results"]
     assert set(written) == {"speeds", "cases"}
     assert set(written["speeds"]["peaks"]) == {"fp32", "bf16"}
     assert set(written["cases"]) == set(small)
     for found in written["cases"].values():
         rows = found["contestants"]
-        assert {"weft fp32", "torch fp32", "transformers fp32"} <= set(rows)
-        assert not any("compiled" in name for name in rows)
+        assert set(rows) == set(map(str, who))
         ours, best = rows[found["weft"]], rows[found["best_peer"]]
         assert found["best_peer"] == max((n for n in rows if "weft" not in n), key=lambda n: -rows[n]["seconds"])
         assert found["ratio"] == pytest.approx(best["seconds"] / ours["seconds"])
-        floor = sum(found["floor"][part] for part in ("products", "passes", "optimiser"))
-        assert ours["floor_share"] == pytest.approx(floor / ours["seconds"])
+        least = sum(found["floor"][part] for part in ("products", "passes", "optimiser"))
+        assert ours["floor_share"] == pytest.approx(least / ours["seconds"])
         assert ours["tokens_per_second"] == pytest.approx(found["targets"] / ours["seconds"])
         peak = max(written["speeds"]["peaks"].values())
         assert ours["mfu"] == pytest.approx(found["operations"] / ours["seconds"] / peak)
@@ -270,7 +330,8 @@ def test_character_models_are_trained_side_by_side(
     monkeypatch.setenv("WEFT_DATA", str(weft_data))
     monkeypatch.setenv("WEFT_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(characters, "ROUNDS", 1)
-    few = ["--steps", "3", "--peer-steps", "3", "--turns", "1", "--no-compile", "--json", str(tmp_path / "out.json")]
+    monkeypatch.setattr(characters, "taking_part", lambda *_: [Way("weft", "fp32"), Way("torch", "fp32")])
+    few = ["--steps", "3", "--peer-steps", "3", "--turns", "1", "--json", str(tmp_path / "out.json")]
     characters.main(few)
     said = capsys.readouterr().out
     assert "missed (at most 1.88)" in said  # nothing is learned in three steps
