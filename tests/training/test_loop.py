@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -322,6 +322,23 @@ def test_patience_ends_a_run(tmp_path: Path) -> None:
     assert again == outcome
     with pytest.raises(ValueError, match=r"training\.patience=2 needs a validation"):
         run(made(), tmp_path / "b", **config)
+
+
+@pytest.mark.parametrize(
+    ("direction", "goal", "step"), [("max", 3.0, 6), ("max", 2.5, 6), ("min", 1.0, 2), ("max", 9.0, 8)]
+)
+def test_a_goal_ends_a_run(tmp_path: Path, direction: Literal["min", "max"], goal: float, step: int) -> None:
+    watcher = Watcher(1.0, 2.0, 3.0, 4.0)
+    config = {"steps": 8, "validate_every": 2, "goal": goal}
+    outcome = run(made(), tmp_path, validate=watcher, best=("score", direction), **config)
+    assert (outcome.step, len(watcher.seen)) == (step, step // 2)
+    with pytest.raises(ValueError, match=rf"training\.goal={goal} needs a validation"):
+        run(made(), tmp_path / "b", **config)
+
+
+def test_no_number_reaches_no_goal(tmp_path: Path) -> None:
+    config = {"steps": 4, "validate_every": 2, "goal": 1.0}
+    assert run(made(), tmp_path, validate=Watcher(math.nan, math.nan), best=("score", "min"), **config).step == 4
 
 
 def test_without_validation_the_last_step_gives_the_model(tmp_path: Path) -> None:

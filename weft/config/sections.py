@@ -292,6 +292,8 @@ class TrainingConfig(Section):
         validate_every, save_every, log_every: in steps. validate_every also saves.
         keep: so many saved steps stay, besides the best.
         patience: validations without a better one, after which training stops; 0: never.
+        goal: training stops with the first validation that is as good as this, in what chooses the best step (BLEU of a
+            translator, the loss of a language model); 0: it goes on to its last step.
         bleu: whether validation also translates, with which the best step is chosen; else by the loss.
         samples: after each validation of a language model so many texts are drawn and shown.
         tensorboard: also write TensorBoard's files.
@@ -322,6 +324,7 @@ class TrainingConfig(Section):
     log_every: Count = 50
     keep: Count = 3
     patience: int = Field(default=0, ge=0)
+    goal: float = Field(default=0.0, ge=0.0)
     bleu: bool = True
     samples: int = Field(default=0, ge=0)
     tensorboard: bool = False

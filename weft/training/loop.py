@@ -166,8 +166,9 @@ def train(
         told: Reporter = report if report is not None and ranks.first else Silent()
         training = _Training(model, batches, config, folder, ranks, told, seed)
         if not training.resume(identity, fork):
-            if validate is None and config.patience:
-                raise ValueError(f"training.patience={config.patience} needs a validation, but there is none")
+            for key in ("patience", "goal"):
+                if validate is None and (value := getattr(config, key)):
+                    raise ValueError(f"training.{key}={value} needs a validation, but there is none")
             machine.keep_memory()
             with plain(config.reference), compiled(*() if config.reference else training.compiled):
                 training.run(validate, best)
@@ -352,6 +353,8 @@ class _Training:
         if loss < (math.inf if state.lowest is None else state.lowest):
             state.lowest, state.waited = loss, 0
         state.finished |= 0 < self.config.patience <= state.waited
+        if goal := self.config.goal:
+            state.finished |= measured[key] == goal or _better(measured, {key: goal}, best)
         if self.ranks.first:
             self.folder.log({"step": state.step, "validation": measured})
         self.report.validation(state.step, measured)
