@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -141,3 +144,27 @@ def test_a_block_trains_as_with_torch() -> None:
         found.append([parameter.grad.clone() for parameter in block.parameters() if parameter.grad is not None])
     for mine, torchs in zip(*found, strict=True):
         torch.testing.assert_close(mine, torchs, rtol=1e-4, atol=1e-4)
+
+
+WITHOUT_MEMORY = """
+import resource, torch
+from weft.kernels import heads, native
+from weft.kernels.compiled import compiled
+assert native.library() is not None
+torch.set_num_threads(2)
+keys = torch.zeros(2, 1, 1, 64).expand(2, 1, 500_000, 64)
+with compiled("attention"):
+    heads.attend(*[torch.ones(2, 1, 2, 64)] * 3, None, 1.0)
+    used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + (100 << 20),) * 2)
+    try:
+        heads.attend(torch.ones(2, 1, 2, 64), keys, keys, None, 1.0)
+    except MemoryError as error:
+        print(error)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="only Linux tells how much is in use")
+def test_a_lack_of_memory_is_an_error_and_not_the_end() -> None:
+    done = subprocess.run([sys.executable, "-c", WITHOUT_MEMORY], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "out of memory in a compiled operation\n"), done.stderr

@@ -59,8 +59,10 @@ def test_targets_may_lie_apart_in_memory() -> None:
     found = linear_cross_entropy(hidden, weight, apart, None)
     assert found == linear_cross_entropy(hidden, weight, apart.contiguous(), None)
     torch.testing.assert_close(found.total, F.cross_entropy(hidden[:, 0] @ weight.T, apart[:, 0], reduction="sum"))
-    with pytest.raises(ValueError, match=r"targets are torch\.int32: expected torch\.int64"):
+    with pytest.raises(ValueError, match=r"targets are torch\.int32 on cpu: expected torch\.int64 on cpu"):
         linear_cross_entropy(hidden, weight, apart.int(), None)
+    with pytest.raises(ValueError, match=r"targets are torch\.int64 on meta: expected torch\.int64 on cpu"):
+        linear_cross_entropy(hidden, weight, apart.to("meta"), None)
 
 
 @pytest.mark.parametrize("vocab_size", [5, 16, 1003])

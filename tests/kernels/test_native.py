@@ -247,7 +247,16 @@ def unwanted(place: Path, patch: pytest.MonkeyPatch) -> str:
     return "^WEFT_NATIVE=0$"
 
 
-WITHOUT = [nobody, nowhere, broken, strict, silent, wrong, endless, unwritable, unwanted]
+def homeless(place: Path, patch: pytest.MonkeyPatch) -> str:
+    def nowhere() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    patch.setattr(native, "cache_folder", nowhere)
+    patch.setenv("CXX", fake(place / "homeless", ': > "$out"'))
+    return "home directory"
+
+
+WITHOUT = [nobody, nowhere, broken, strict, silent, wrong, endless, unwritable, unwanted, homeless]
 
 
 @pytest.mark.parametrize("without", WITHOUT, ids=lambda each: str(each.__name__))
@@ -258,6 +267,7 @@ def test_without_the_library_it_is_said_why_and_searches_run_all_the_same(
     model, sources = Transformer(config, 30, 30), batch([[5, 6, 7], [8], [9, 9]])
     reason = without(anew, monkeypatch)
     assert native.library() is None
+    assert native.name() == "none"
     assert re.search(reason, native.why_not())
     assert "\n" not in native.why_not()
     assert compiled(model) is None
@@ -299,6 +309,31 @@ def test_a_compiler_without_openmp_compiles_all_the_same(anew: Path, monkeypatch
     monkeypatch.setenv("CXX", fake(anew / "compiler", f'echo "$*" >> {anew}/log', refuses, ': > "$out"'))
     assert native.built().is_file()
     assert ["-fopenmp" in line for line in logged(anew)] == [True, False]
+
+
+def test_a_compiler_that_fails_for_another_reason_is_asked_again_next_time(
+    anew: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed = 'echo "fatal error: Killed signal terminated program cc1plus; compilation terminated." >&2; exit 1'
+    monkeypatch.setenv("CXX", fake(anew / "compiler", f'echo "$*" >> {anew}/log', killed))
+    for count in (1, 2):
+        with pytest.raises(native.NoLibraryError, match="Killed"):
+            native.built()
+        assert len(logged(anew)) == count
+
+
+def test_a_library_that_cannot_be_loaded_is_made_again(anew: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if next(filter(None, map(shutil.which, ("c++", "g++", "clang++"))), None) is None:
+        pytest.skip("no C++ compiler")
+    (anew / "source").mkdir()
+    (anew / "source" / native.MAIN).write_text('extern "C" int weft_panel() { return 77; }\n')
+    monkeypatch.setattr(native, "SOURCE", anew / "source")
+    path = native.built()
+    path.write_bytes(b"of another system")
+    found = native.library()
+    assert found is not None
+    assert found.weft_panel() == 77
+    assert native.name() == path.stem
 
 
 def test_its_name_tells_the_source_the_flags_the_compiler_and_the_cpu(

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from tests.kernels.test_steady import threads
 from weft.kernels import native, rows
-from weft.kernels.compiled import compiled
+from weft.kernels.compiled import compiled, functions
 from weft.kernels.dropout import dropout, keep_mask, keep_rate
 from weft.layers.blocks import BlockConfig, DecoderBlock
 from weft.layers.norms import LayerNorm, RMSNorm
@@ -172,6 +172,43 @@ def test_sums_of_bf16_in_fp32() -> None:
 def test_a_norm_of_another_width_is_told_and_not_read_beyond_its_end(norm: nn.Module, width: int) -> None:
     with pytest.raises(RuntimeError, match="normalized_shape"):
         norm(torch.randn(3, width))
+
+
+@pytest.mark.parametrize("width", [20, 100, 128, 300])
+@pytest.mark.parametrize("centre", [1e3 + 0.1, 3e4])
+def test_a_norm_of_what_is_far_from_zero(width: int, centre: float) -> None:
+    norm, rounding = LayerNorm(width), centre * 2**-22
+    x = centre + torch.randn(40, width)
+    torch.testing.assert_close(norm(x).double(), F.layer_norm(x.double(), (width,)), atol=8 * rounding, rtol=1e-3)
+    alike = norm(torch.full((40, width), centre))  # but for the rounding of their mean nothing is left
+    assert float(alike.detach().abs().max()) <= rounding / norm.eps**0.5
+
+
+@pytest.mark.parametrize("norm", [LayerNorm(8, elementwise_affine=False), LayerNorm(8)])
+def test_a_norm_without_gains_or_with_gains_that_lie_apart(norm: LayerNorm) -> None:
+    if norm.elementwise_affine:
+        norm.weight = nn.Parameter(torch.randn(16)[::2])
+    assert not rows.serves_norm(torch.randn(3, 8), norm.weight, norm.bias)
+    x = torch.randn(3, 8)
+    torch.testing.assert_close(norm(x), F.layer_norm(x, (8,), norm.weight, norm.bias))
+
+
+def test_what_torch_compiles_is_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert rows.serves(torch.randn(4))
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    assert not rows.serves(torch.randn(4))
+
+
+def test_blocks_of_several_threads_may_end_in_any_order() -> None:
+    with compiled():
+        first, second = compiled("rows"), compiled("rows", "losses")
+        first.__enter__()
+        second.__enter__()
+        first.__exit__(None, None, None)
+        assert functions("losses") is not None
+        second.__exit__(None, None, None)
+        assert functions("rows") is None
+    assert functions("rows") is not None
 
 
 def test_what_is_of_another_shape_is_left_to_torch() -> None:

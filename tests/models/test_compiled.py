@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import random
 import weakref
@@ -568,3 +569,16 @@ def test_searching_is_without_dropout_and_leaves_training_as_it_was(monkeypatch:
     with pytest.raises(IndexError):
         greedy(model, torch.tensor([[WORDS]]))
     assert [part.training for part in model.modules()] == training
+
+
+def test_a_call_keeps_its_places_whatever_another_asks_for() -> None:
+    config = TransformerConfig(dim=16, num_heads=2, ffn_dim=24, encoder_layers=1, decoder_layers=1)
+    found = compiled(Transformer(config, 30, 30))
+    assert found is not None
+    long, short = found._told(target=500), found._told(target=30)
+    found._places.clear()
+    found._told(target=30)  # as if another thread had seen the table before it grew
+    table = (ctypes.c_float * (500 * 16)).from_address(long.target_places)
+    expected = found._positions["target"].table(500).flatten()
+    assert list(table) == expected.tolist()
+    assert short.target_places == long.target_places

@@ -11,30 +11,54 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
+
+import torch
 
 from weft.kernels import native
 
 KINDS = ("losses", "attention", "rows")
-_on: dict[str, ctypes.CDLL] = {}  # autograd runs backward passes in threads of its own, so this is no context variable
+
+
+class _Block:
+    """What is compiled inside a ``with``; one is another's equal only if it is the same."""
+
+    def __init__(self, library: ctypes.CDLL | None, kinds: tuple[str, ...]) -> None:
+        self.functions = {} if library is None else dict.fromkeys(kinds, library)
+
+
+# Of all threads, as autograd runs backward passes in its own: the last one counts, and threads may leave in any order.
+_blocks: list[_Block] = []
 
 
 @contextmanager
 def compiled(*kinds: str) -> Iterator[None]:
     """Inside, these operations are compiled; if there is a compiler."""
-    global _on
     if unknown := set(kinds).difference(KINDS):
         raise ValueError(f"expected some of {', '.join(KINDS)}, not {', '.join(sorted(unknown))}")
-    library = native.library()
-    before, _on = _on, {} if library is None else dict.fromkeys(kinds, library)
+    block = _Block(native.library(), kinds)
+    _blocks.append(block)
     try:
         yield
     finally:
-        _on = before
+        _blocks.remove(block)
 
 
 def functions(kind: str) -> ctypes.CDLL | None:
-    """What computes operations of this kind here; None if it is torch."""
-    return _on.get(kind)
+    """What computes operations of this kind here; None if it is torch, as it is for what torch compiles itself."""
+    last = _blocks[-1:]  # at once, as another thread may take it away
+    return last[0].functions.get(kind) if last and not torch.compiler.is_compiling() else None
+
+
+def enough_memory(failed: Any, *_: Any) -> Any:
+    """What ctypes calls ``errcheck``, of a function that gives 0, or 1 for a lack of memory.
+
+    Raises:
+        MemoryError: for that.
+    """
+    if failed:
+        raise MemoryError("out of memory in a compiled operation")
+    return failed
 
 
 def fastest() -> str:

@@ -316,8 +316,8 @@ def _valid(hidden: Tensor, weight: Tensor, targets: Tensor, smoothing: float, ig
         )
     if not 0.0 <= smoothing < 1.0:
         raise ValueError(f"smoothing must be at least 0 and less than 1, not {smoothing}")
-    if targets.dtype != torch.int64:
-        raise ValueError(f"targets are {targets.dtype}: expected torch.int64")
+    if targets.dtype != torch.int64 or targets.device != hidden.device:
+        raise ValueError(f"targets are {targets.dtype} on {targets.device}: expected torch.int64 on {hidden.device}")
     rows, wanted = _rows(hidden, weight), targets.flatten().contiguous()
     counted = wanted != ignore
     if not bool(counted.all()):

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from weft.kernels.compiled import functions
+from weft.kernels.compiled import enough_memory, functions
 from weft.kernels.dropout import draw_key, keep_bound, keep_rate
 from weft.kernels.mask import Mask
 from weft.kernels.native.structures import Attention, Heads
@@ -115,7 +115,7 @@ def _call(q: Tensor, k: Tensor, v: Tensor, out: Tensor, plan: _Plan, gradients: 
     if dropout:
         told.kept, told.key = 1.0 / keep_rate(dropout), plan.key % 2**64
     if mask.lengths is not None:
-        lengths = mask.lengths.to(torch.int64).expand(b).contiguous()
+        lengths = mask.lengths.to(q.device, torch.int64).expand(b).contiguous()
         told.lengths = lengths.data_ptr()
     if gradients:
         told.dq, told.dk, told.dv = map(_place, gradients)
@@ -127,5 +127,5 @@ def _library() -> ctypes.CDLL:
     found = functions("attention")
     assert found is not None
     found.weft_attend.argtypes = [ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32]
-    found.weft_attend.restype = None
+    found.weft_attend.restype, found.weft_attend.errcheck = ctypes.c_int32, enough_memory
     return found

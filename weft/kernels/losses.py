@@ -11,7 +11,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from weft.kernels.compiled import functions
+from weft.kernels.compiled import enough_memory, functions
 
 _DTYPES = (torch.float32, torch.bfloat16)
 
@@ -53,7 +53,7 @@ def _library() -> ctypes.CDLL:
     assert found is not None
     pointer, whole, short, real = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
     found.weft_cross_entropy.argtypes = [pointer, short, short, whole, pointer, real, short, pointer, short]
-    found.weft_cross_entropy.restype = None
     found.weft_rdrop.argtypes = [*[pointer] * 2, short, short, whole, pointer, real, real, short, *[pointer] * 2, short]
-    found.weft_rdrop.restype = None
+    for function in (found.weft_cross_entropy, found.weft_rdrop):
+        function.restype, function.errcheck = short, enough_memory
     return found

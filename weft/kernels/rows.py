@@ -43,10 +43,14 @@ def norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, centred: bo
     return normed
 
 
-def serves_norm(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
-    """Whether this norm is a compiled one: of an x that this ``serves``, by fp32 parameters as wide as x."""
-    given = [p for p in (weight, bias) if p is not None]
-    return serves(x) and all(p.dtype == torch.float32 and p.shape == x.shape[-1:] for p in given)
+def serves_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> bool:
+    """Whether this norm is a compiled one: of an x that this ``serves``, with gains, and these and a bias in fp32."""
+    return weight is not None and serves(x) and all(p is None or _fits(p, x) for p in (weight, bias))
+
+
+def _fits(parameter: Tensor, x: Tensor) -> bool:
+    alike = parameter.shape == x.shape[-1:] and parameter.device == x.device
+    return alike and parameter.dtype == torch.float32 and parameter.is_contiguous()
 
 
 def activated(x: Tensor, by: Tensor | None, activation: str) -> Tensor:
@@ -93,8 +97,9 @@ class _Norm(torch.autograd.Function):
         grad, dx, dweight = grad.contiguous(), torch.empty_like(x), torch.empty_like(weight)
         dbias = None if bias is None else torch.empty_like(bias)
         told = _norming(x, weight, bias, spreads, ctx.eps, ctx.centred)
+        sums = weight.new_empty(_library().weft_norm_blocks(told.rows), 2, told.n)
         _library().weft_norm_back(
-            ctypes.byref(told), _at(grad), _at(dx), _at(dweight), _at(dbias), torch.get_num_threads()
+            ctypes.byref(told), _at(grad), _at(dx), _at(dweight), _at(dbias), _at(sums), torch.get_num_threads()
         )
         return dx, dweight, dbias, None, None
 
@@ -142,7 +147,7 @@ def _library() -> ctypes.CDLL:
     pointer, whole, short = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
     for name, kinds in {
         "norm": [*[pointer] * 2, short],
-        "norm_back": [*[pointer] * 5, short],
+        "norm_back": [*[pointer] * 6, short],
         "activate": [short, short, whole, *[pointer] * 3, short],
         "activate_back": [short, short, whole, *[pointer] * 5, short],
         "add": [*[pointer] * 2, whole, short],
@@ -150,4 +155,5 @@ def _library() -> ctypes.CDLL:
     }.items():
         function = getattr(found, f"weft_{name}")
         function.argtypes, function.restype = kinds, None
+    found.weft_norm_blocks.argtypes, found.weft_norm_blocks.restype = [whole], whole
     return found

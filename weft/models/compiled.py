@@ -195,8 +195,9 @@ class Compiled:
         """
         tokens, starts = self._sources(inputs)
         entries = torch.empty(self._c.decoder_layers, len(tokens), 2 * self._width)
+        told = self._told(source=inputs.shape[1])
         self._library.weft_encode(
-            ctypes.byref(self._c), _at(tokens), _at(starts), len(inputs), _at(entries), torch.get_num_threads()
+            ctypes.byref(told), _at(tokens), _at(starts), len(inputs), _at(entries), torch.get_num_threads()
         )
         rows = torch.arange(len(inputs))
         slots = Slots(self._c.decoder_layers, SLOTS * len(inputs), 2 * self._width)
@@ -217,14 +218,14 @@ class Compiled:
         (rows, count), tokens = tokens.shape, tokens.contiguous()
         after = state.grown(count)
         hidden = torch.empty(rows, count, self._c.dim)
-        self._c.target_places = self._place("target", after.table.shape[1])
+        told = self._told(target=after.table.shape[1])
         before, memory, table = after.lengths - count, after.memory, after.table
         step = Step(
             *(_at(tokens), _at(before), None, _at(table), _at(after.slots.entries)),
             *(after.slots.count, table.shape[1], count),
         )
         self._library.weft_step(
-            *(ctypes.byref(self._c), ctypes.byref(step), _at(memory.entries), _at(after.sentence), _at(memory.starts)),
+            *(ctypes.byref(told), ctypes.byref(step), _at(memory.entries), _at(after.sentence), _at(memory.starts)),
             *(ctypes.c_int64(memory.entries.shape[1]), rows, _at(hidden), torch.get_num_threads()),
         )
         return hidden, after
@@ -298,7 +299,7 @@ class Compiled:
             found = self.search(inputs[order], limits[order], never, beam, n_best, length_penalty, finished, min_len)
             return [found[place] for place in back.tolist()]
         count, room = len(inputs), int(limits.max()) + 1 if len(limits) else 0
-        self._c.target_places = self._place("target", room)
+        told = self._told(source=inputs.shape[1], target=room)
         closed, ends = (torch.tensor(list(numbers), dtype=torch.int64) for numbers in (never, self.specials.ends))
         wanted = Wanted(
             *(length_penalty, finished, _at(closed), _at(ends), len(closed), len(ends)),
@@ -311,7 +312,7 @@ class Compiled:
         length, complete = torch.empty(2, count, n_best, dtype=torch.int32)
         stop = _Interrupt()
         outcome = self._library.weft_search(
-            *(ctypes.byref(self._c), ctypes.byref(wanted), ctypes.byref(sources)),
+            *(ctypes.byref(told), ctypes.byref(wanted), ctypes.byref(sources)),
             ctypes.byref(Found(*(_at(each) for each in (*said, score, log_prob, length, complete)))),
             *(stop.asked, torch.get_num_threads()),
         )
@@ -342,8 +343,14 @@ class Compiled:
         lengths = read_source(inputs).lengths if len(inputs) else inputs.new_zeros(0)
         tokens = inputs[inputs != PAD]
         _check(tokens, self._c.source.outputs, "source")
-        self._c.source_places = self._place("source", inputs.shape[1])
         return tokens, torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
+
+    def _told(self, **places: int) -> Model:
+        """The model, for one call, with so many places of each side; another thread may ask for others meanwhile."""
+        told = Model.from_buffer_copy(self._c)
+        for side, count in places.items():
+            setattr(told, f"{side}_places", self._place(side, count))
+        return told
 
     def _place(self, side: str, count: int) -> int | None:
         """The address of what is added at each of ``count`` places."""

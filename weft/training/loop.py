@@ -204,6 +204,7 @@ class _Training:
         note = self.report.note
         if self.ranks.first:
             facts = {"the machine": machine.describe(), "the number of processes": str(self.ranks.world)}
+            facts["the compiled library"] = native.name()
             choices = {"precision": fastest_precision(), **dict.fromkeys(KINDS, fastest())}
             chosen = self.folder.begin(identity, facts, choices, fork=fork, note=note)
             if self.precision == "auto":

@@ -13,6 +13,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -31,7 +32,15 @@ PATIENCE = 300.0  # seconds that a compiler may take
 
 
 class NoLibraryError(Exception):
-    """Why there is none."""
+    """Why there is none, in a line.
+
+    Attributes:
+        said: all that the compiler said.
+    """
+
+    def __init__(self, why: str, said: str = "") -> None:
+        super().__init__(why)
+        self.said = said
 
 
 def library() -> ctypes.CDLL | None:
@@ -44,11 +53,21 @@ def why_not() -> str:
     return "WEFT_NATIVE=0" if os.environ.get("WEFT_NATIVE") == "0" else _loaded()[1]
 
 
+def name() -> str:
+    """Which library it is: other sources, compilers, flags or CPUs have another name; "none" without one."""
+    return Path(found._name).stem if (found := library()) is not None else "none"
+
+
 @cache
 def _loaded() -> tuple[ctypes.CDLL | None, str]:
     try:
-        return ctypes.CDLL(str(built())), ""
-    except (NoLibraryError, OSError) as problem:
+        path = built()
+        try:
+            return ctypes.CDLL(str(path)), ""
+        except OSError:  # another system's, with the same home, or damaged
+            path.unlink()
+            return ctypes.CDLL(str(built())), ""
+    except (NoLibraryError, OSError, RuntimeError) as problem:  # the last: nobody knows a home for the cache
         return None, str(problem)
 
 
@@ -58,7 +77,7 @@ def built(folder: Path | None = None) -> Path:
     It is named by all that it was made of: the source, the compiler, the flags and the CPU.
 
     Raises:
-        NoLibraryError: if there is no compiler, or it does not accept the source.
+        NoLibraryError: if there is no compiler, or it fails for another reason than that it has no OpenMP.
         OSError: if the file cannot be written.
     """
     compiler = _compiler()
@@ -74,8 +93,12 @@ def built(folder: Path | None = None) -> Path:
             command = [compiler, *FLAGS, *EXACT, str(SOURCE / MAIN), "-o", f"{aside}/{path.name}"]
             try:
                 _run([*command, OPENMP])
-            except NoLibraryError:
+            except NoLibraryError as problem:
+                if not re.search(r"openmp|gomp|libi?omp", problem.said, re.IGNORECASE):
+                    raise
                 _run(command)
+            with open(f"{aside}/{path.name}", "rb") as made:
+                os.fsync(made.fileno())  # one that is cut short would end the process that loads it
             os.replace(f"{aside}/{path.name}", path)
     return path
 
@@ -95,5 +118,5 @@ def _run(command: list[str]) -> str:
         raise NoLibraryError(f"{command[0]} failed: {problem}") from None
     if done.returncode:
         first = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr[:200])
-        raise NoLibraryError(f"{command[0]} failed: {first.strip()}")
+        raise NoLibraryError(f"{command[0]} failed: {first.strip()}", done.stderr)
     return done.stdout

@@ -51,11 +51,13 @@ struct View {
 // What is multiplied: floats, or pairs of bf16 that follow each other in the depth, each in the place of a float.
 struct Single {
   static constexpr int DEEP = 1;
+  static Floats every(const float* at) { return all(*at); }
   static Floats add(Floats total, Floats a, Floats b) { return total + a * b; }
 };
 #if defined(WEFT_AVX512) && defined(__AVX512BF16__)
 struct Pair {
   static constexpr int DEEP = 2;
+  static Floats every(const float* at) { return (Floats)alike(at); }  // two numbers are no float to compute with
   static Floats add(Floats total, Floats a, Floats b) { return _mm512_dpbf16_ps(total, (__m512bh)a, (__m512bh)b); }
 };
 template <class T>
@@ -79,7 +81,7 @@ inline void tile(View a, const float* b, int64_t b_row, float* c, int64_t c_row,
     for (int v = 0; v < V; v++) right[v] = load(b + k * b_row + v * LANES);
 #pragma GCC unroll 8
     for (int r = 0; r < R; r++) {
-      const Floats left = all(a.at[r * a.row + k * a.column]);
+      const Floats left = E::every(a.at + r * a.row + k * a.column);
 #pragma GCC unroll 4
       for (int v = 0; v < V; v++) sums[r][v] = E::add(sums[r][v], left, right[v]);
     }

@@ -1,5 +1,8 @@
 // What Python calls; see weft/models/compiled.py and weft/kernels/losses.py, heads.py and rows.py.
 
+#include <atomic>
+#include <new>
+
 #include "attention.h"
 #include "losses.h"
 #include "rows.h"
@@ -11,17 +14,34 @@ namespace {
 
 constexpr int FEW = 16;           // rows that are worth a thread
 constexpr int64_t PIECE = 4096;  // numbers of a pass that are worth one
+constexpr int64_t BLOCK = 64;    // rows of a norm whose gradients are summed together
+
+// 0, or 1 if there was not enough memory for f.
+template <class F>
+int32_t memory_for(F f) {
+  try {
+    f();
+    return 0;
+  } catch (const std::bad_alloc&) {
+    return 1;
+  }
+}
 
 // f(begin, end) over all rows, by several threads if each has at least `few`; a thread takes at most `many` at a time.
 template <class F>
 void share(int rows, int threads, int few, int many, F f) {
   const int workers = std::max(1, std::min(threads, rows / std::max(few, 1)));
+  std::atomic<bool> failed{false};  // what is thrown must not leave its thread
   shared_out(workers, [&](int worker) {
     const int from = int(int64_t(rows) * worker / workers), to = int(int64_t(rows) * (worker + 1) / workers);
     const int turns = (to - from + many - 1) / many;
-    for (int turn = 0; turn < turns; turn++)
-      f(from + int(int64_t(to - from) * turn / turns), from + int(int64_t(to - from) * (turn + 1) / turns));
+    const int32_t missing = memory_for([&] {
+      for (int turn = 0; turn < turns; turn++)
+        f(from + int(int64_t(to - from) * turn / turns), from + int(int64_t(to - from) * (turn + 1) / turns));
+    });
+    if (missing) failed = true;
   });
+  if (failed) throw std::bad_alloc();
 }
 
 // f(begin, end) over so many numbers, in pieces.
@@ -53,6 +73,7 @@ const T* as(T*, const void* x) { return static_cast<const T*>(x); }
 
 }  // namespace
 
+// What gives int32_t gives 0, or 1 for a lack of memory, if nothing else is said.
 extern "C" {
 
 int32_t weft_panel() { return WIDE; }
@@ -78,30 +99,34 @@ void weft_linear(const float* x, int32_t rows, const Matrix* w, float* y, int32_
 }
 
 // z: float, or bf16 if narrow
-void weft_cross_entropy(void* z, int32_t narrow, int32_t rows, int64_t n, const int64_t* targets, float smoothing,
-                        int32_t train, Cost* costs, int32_t threads) {
-  share(rows, threads, FEW, rows + 1, [&](int begin, int end) {
-    const auto part = [&](auto* logits) {
-      cross_entropy(logits + begin * n, end - begin, n, targets + begin, smoothing, train, costs + begin);
-    };
-    narrow ? part(static_cast<bf16*>(z)) : part(static_cast<float*>(z));
+int32_t weft_cross_entropy(void* z, int32_t narrow, int32_t rows, int64_t n, const int64_t* targets, float smoothing,
+                           int32_t train, Cost* costs, int32_t threads) {
+  return memory_for([&] {
+    share(rows, threads, FEW, rows + 1, [&](int begin, int end) {
+      with_type(narrow, [&](auto type) {
+        cross_entropy(as(type, z) + begin * n, end - begin, n, targets + begin, smoothing, train, costs + begin);
+      });
+    });
   });
 }
 
-void weft_rdrop(void* z, void* y, int32_t narrow, int32_t rows, int64_t n, const int64_t* targets, float smoothing,
-                float apart, int32_t train, Cost* costs, float* divergences, int32_t threads) {
-  share(rows, threads, FEW, rows + 1, [&](int begin, int end) {
-    const auto part = [&](auto* one, auto* two) {
-      rdrop(one + begin * n, two + begin * n, end - begin, n, targets + begin, smoothing, apart, train, costs + begin,
-            divergences + begin);
-    };
-    narrow ? part(static_cast<bf16*>(z), static_cast<bf16*>(y)) : part(static_cast<float*>(z), static_cast<float*>(y));
+int32_t weft_rdrop(void* z, void* y, int32_t narrow, int32_t rows, int64_t n, const int64_t* targets, float smoothing,
+                   float apart, int32_t train, Cost* costs, float* divergences, int32_t threads) {
+  return memory_for([&] {
+    share(rows, threads, FEW, rows + 1, [&](int begin, int end) {
+      with_type(narrow, [&](auto type) {
+        rdrop(as(type, z) + begin * n, as(type, y) + begin * n, end - begin, n, targets + begin, smoothing, apart,
+              train, costs + begin, divergences + begin);
+      });
+    });
   });
 }
 
-void weft_attend(const Attention* a, int32_t back, int32_t threads) {
-  share(int(a->rows * a->groups), threads, 2, 1 << 30, [&](int begin, int end) {
-    a->narrow ? attend<bf16>(*a, begin, end, back) : attend<float>(*a, begin, end, back);
+int32_t weft_attend(const Attention* a, int32_t back, int32_t threads) {
+  return memory_for([&] {
+    share(int(a->rows * a->groups), threads, 2, 1 << 30, [&](int begin, int end) {
+      a->narrow ? attend<bf16>(*a, begin, end, back) : attend<float>(*a, begin, end, back);
+    });
   });
 }
 
@@ -111,16 +136,18 @@ void weft_norm(const Norming* a, void* y, int32_t threads) {
   });
 }
 
-// dbias may be null; rows are summed 64 at a time and then these sums, whatever the threads.
-void weft_norm_back(const Norming* a, const void* grad, void* dx, float* dweight, float* dbias, int32_t threads) {
-  constexpr int64_t BLOCK = 64;
-  const int64_t blocks = (a->rows + BLOCK - 1) / BLOCK;
-  std::vector<float> sums(blocks * 2 * a->n);
+// How many blocks the rows of a norm have.
+int64_t weft_norm_blocks(int64_t rows) { return (rows + BLOCK - 1) / BLOCK; }
+
+// sums: [blocks, 2, n], room; dbias may be null. Rows are summed by blocks and then these sums, whatever the threads.
+void weft_norm_back(const Norming* a, const void* grad, void* dx, float* dweight, float* dbias, float* sums,
+                    int32_t threads) {
+  const int64_t blocks = weft_norm_blocks(a->rows);
   share(int(blocks), threads, 1, 1, [&](int begin, int end) {
     for (int64_t block = begin; block < end; block++)
       with_type(a->narrow, [&](auto type) {
         normalise_back(*a, block * BLOCK, std::min((block + 1) * BLOCK, a->rows), as(type, grad), as(type, dx),
-                       sums.data() + block * 2 * a->n);
+                       sums + block * 2 * a->n);
       });
   });
   for (int which = 0; which < 2; which++) {
@@ -128,7 +155,7 @@ void weft_norm_back(const Norming* a, const void* grad, void* dx, float* dweight
     if (to == nullptr) continue;
     std::fill(to, to + a->n, 0.0f);
     for (int64_t block = 0; block < blocks; block++) {
-      const float* from = sums.data() + (2 * block + which) * a->n;
+      const float* from = sums + (2 * block + which) * a->n;
       each(a->n, [&](auto at) { at.put(to, at.get(to) + at.get(from)); });
     }
   }

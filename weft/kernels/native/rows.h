@@ -25,6 +25,14 @@ struct Part {
   }
 };
 
+// x where there are numbers, and 0 beyond the last of them.
+inline Floats there(const Whole&, Floats x) { return x; }
+inline Floats there(const Part& at, Floats x) {
+  Ints places;
+  for (int i = 0; i < LANES; i++) places[i] = i;
+  return places < int32_t(at.count) ? x : Floats{};
+}
+
 // f(at) for n numbers, by vectors; at.get and at.put read and write them.
 template <class F>
 inline __attribute__((always_inline)) void vectors(int64_t n, F f) {
@@ -44,11 +52,10 @@ inline Spread spread(const T* x, int64_t n, float eps, bool centred) {
   if (centred) vectors(n, [&](auto at) { sums += at.get(x); });
   const float mean = sum(sums) / float(n);
   vectors(n, [&](auto at) {
-    const Floats far = at.get(x) - mean;
+    const Floats far = there(at, at.get(x) - mean);
     squares += far * far;
   });
-  const int64_t empty = (LANES - n % LANES) % LANES;  // each of them is as far from the mean as 0 is
-  return {mean, 1.0f / std::sqrt((sum(squares) - float(empty) * mean * mean) / float(n) + eps)};
+  return {mean, 1.0f / std::sqrt(sum(squares) / float(n) + eps)};
 }
 
 }  // namespace rows
