@@ -53,6 +53,6 @@ pictures: setup ## draw the pictures of docs/pictures/ again
 	@$(BIN)/python -m docs.pictures
 
 # pytest's 5 says that it found no test, which is no failure.
-check-long: setup ## the long tests, then the benchmarks
+check-long: setup ## the long tests, then the kernels' benchmark
 	@$(BIN)/python -m pytest -m long || [ $$? -eq 5 ]
 	@$(MAKE) --no-print-directory bench

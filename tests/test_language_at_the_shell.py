@@ -131,3 +131,25 @@ def test_what_is_wrong_is_one_line(
     assert error.count("\n") == 1
     assert error.startswith("weft: error: ")
     assert message in error
+
+
+def test_the_commands_of_the_readme_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    readme = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+    section = readme.partition("\n## Train a language model")[2].partition("\n## ")[0]
+    commands = re.findall(r"^weft .*$", section, re.MULTILINE)
+    verbs = ["train", "generate", "generate", "generate", "look", "evaluate", "convert", "generate"]
+    assert [command.split()[1] for command in commands] == verbs
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my.txt").write_text("Once upon a time there was a king. He had a crown.\n" * 80, encoding="utf-8")
+    (tmp_path / "other.txt").write_text("Once upon a time there was a crown.\n", encoding="utf-8")
+    for command in commands:
+        words = shlex.split(command, comments=True)[1:]
+        assert cli.main([*words, *(SMALL if words[0] == "train" else [])]) == 0, command
+    printed = capsys.readouterr().out
+    assert "perplexity" in printed
+    assert printed.count("Once upon a time") >= 4  # each that goes on from there
+    (program,) = re.findall(r"^```python\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
+    exec(compile(program, "README.md", "exec"), {"__name__": "readme"})
+    assert len(capsys.readouterr().out.splitlines()) >= 3
