@@ -388,3 +388,52 @@ def test_starting_over() -> None:
             close(gate @ gate.T, torch.eye(4), 1e-5)
         close(layer.parameter("bias_ih", suffix), torch.tensor([0.0, 1.0, 0.0, 0.0]).repeat_interleave(4))
         assert (layer.parameter("bias_hh", suffix) == 0).all()
+
+
+@pytest.mark.parametrize("bidirectional", [False, True])
+@pytest.mark.parametrize("cell", CELLS)
+def test_padded_rows_learn_as_torchs_module_does(cell: CellName, bidirectional: bool) -> None:
+    torch.manual_seed(5)
+    encoder = RecurrentEncoder(cell, 6, 7, num_layers=2, bidirectional=bidirectional)
+    x, lengths = torch.randn(4, 9, 6, requires_grad=True), torch.tensor([9, 1, 5, 3])
+    given = [x, *encoder.parameters()]
+
+    def learn(outputs: Tensor, ends: list[Tensor]) -> list[Tensor]:
+        total = outputs.square().sum() + sum((end * (i + 2)).sum() for i, end in enumerate(ends))
+        return [outputs, *ends, *torch.autograd.grad(total, given)]
+
+    outputs, state = encoder(x, lengths)
+    found = learn(outputs, [*state.hidden, *state.cell])
+    y, hidden, cells = x, [], []
+    for layer in encoder.layers:
+        assert isinstance(layer, RecurrentLayer)
+        packed = nn.utils.rnn.pack_padded_sequence(y, lengths, batch_first=True, enforce_sorted=False)
+        packed, last = layer.rnn(packed)
+        y = nn.utils.rnn.pad_packed_sequence(packed, batch_first=True)[0]
+        parts = last if cell == "lstm" else (last,)
+        for ends, part in zip((hidden, cells), parts, strict=False):
+            ends.append(part.transpose(0, 1).flatten(1))
+    for mine, torchs in zip(found, learn(y, [*hidden, *cells]), strict=True):
+        torch.testing.assert_close(mine, torchs, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("attends", [False, True])
+@pytest.mark.parametrize("cell", CELLS)
+def test_inputs_in_bf16_are_multiplied_so_and_states_stay_wide(cell: CellName, attends: bool) -> None:
+    torch.manual_seed(6)
+    attention = AdditiveAttention(16, 12, 10) if attends else None
+    decoder = RecurrentDecoder(cell, 8, 16, 2, attention, 12 if attends else None)
+    x, memory = torch.randn(3, 6, 8).bfloat16(), torch.randn(3, 4, 12)
+    narrow, state = decoder(x, memory)
+    wide, _ = decoder(x.float(), memory)
+    assert {t.dtype for t in (narrow, *state.hidden, *state.cell)} == {torch.float32}
+    assert not torch.equal(narrow, narrow.bfloat16().float())  # what comes out is not rounded
+    assert not torch.equal(narrow, wide)  # what is multiplied is
+    torch.testing.assert_close(narrow, wide, rtol=0.0, atol=2e-2)
+    narrow.square().sum().backward()
+    found = [p.grad.clone() for p in decoder.parameters() if p.grad is not None]
+    decoder.zero_grad()
+    wide.square().sum().backward()
+    for parameter, grad in zip(decoder.parameters(), found, strict=True):
+        assert parameter.grad is not None and grad.dtype == torch.float32
+        assert float((grad - parameter.grad).norm()) < 0.03 * float(parameter.grad.norm())

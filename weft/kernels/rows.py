@@ -97,7 +97,7 @@ class _Norm(torch.autograd.Function):
         grad, dx, dweight = grad.contiguous(), torch.empty_like(x), torch.empty_like(weight)
         dbias = None if bias is None else torch.empty_like(bias)
         told = _norming(x, weight, bias, spreads, ctx.eps, ctx.centred)
-        sums = weight.new_empty(_library().weft_norm_blocks(told.rows), 2, told.n)
+        sums = weight.new_empty(_library().weft_blocks(told.rows), 2, told.n)
         _library().weft_norm_back(
             ctypes.byref(told), _at(grad), _at(dx), _at(dweight), _at(dbias), _at(sums), torch.get_num_threads()
         )
@@ -155,5 +155,5 @@ def _library() -> ctypes.CDLL:
     }.items():
         function = getattr(found, f"weft_{name}")
         function.argtypes, function.restype = kinds, None
-    found.weft_norm_blocks.argtypes, found.weft_norm_blocks.restype = [whole], whole
+    found.weft_blocks.argtypes, found.weft_blocks.restype = [whole], whole
     return found

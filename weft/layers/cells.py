@@ -1,8 +1,12 @@
 """The cells of recurrence: RNN, GRU and LSTM as formulas, their state, and one layer that shows its gates.
 
-A layer runs torch's own module, or in steady mode its formula position by position, since the bits of torch's module
-depend on who else is in the batch. All its gates follow from its inputs and its states, so whoever listens gets them
-computed beside the run, for all positions at once.
+A layer runs torch's own module, or its formula position by position: in steady mode, since the bits of torch's module
+depend on who else is in the batch; in training on padded rows, where the module's backward pass fills and adds a
+gradient of all positions at each of them; and for inputs in bf16. These are multiplied in bf16, and so are the states,
+which stay in the parameters' precision: an error in a state is handed on from position to position.
+
+All gates follow from the inputs and the states, so whoever listens gets them computed beside the run, for all positions
+at once.
 """
 
 from __future__ import annotations
@@ -148,23 +152,26 @@ class RecurrentLayer(nn.Module):
 
     def start(self, like: Tensor) -> LayerState:
         """A state of zeros for the batch, dtype and device of ``like``[B, …]."""
-        zeros = like.new_zeros(like.shape[0], self.directions * self.rnn.hidden_size)
+        zeros = like.new_zeros(like.shape[0], self.directions * self.rnn.hidden_size, dtype=self._wide)
         return zeros, zeros if self.has_cell else None
 
     def forward(self, x: Tensor, lengths: Tensor | None, state: LayerState) -> tuple[Tensor, LayerState]:
         """Run over x[B, N, input_dim], of which lengths[B] are real: outputs[B, N, D], the last state."""
-        outputs, last = (self._by_formula if is_steady() else self._by_torch)(x, lengths, state)
+        learning = lengths is not None and torch.is_grad_enabled()
+        by_formula = is_steady() or learning or x.dtype != self._wide
+        outputs, last = (self._by_formula if by_formula else self._by_torch)(x, lengths, state)
         observe.see(self, "gates", lambda: self._beside(x, lengths, state[0], outputs))
         return outputs, last
 
     def product(self, x: Tensor, suffix: str = "") -> Tensor:
         """W x + b for x[..., ≤ input_dim], which may be the first part of the input: [..., gates · dim]."""
-        return linear(x, self.parameter("weight_ih", suffix)[:, : x.shape[-1]], self.parameter("bias_ih", suffix))
+        weight, bias = self.parameter("weight_ih", suffix)[:, : x.shape[-1]], self.parameter("bias_ih", suffix)
+        return linear(x, weight, bias).to(self._wide)
 
-    def gates(self, wx: Tensor, hidden: Tensor, suffix: str = "") -> Gates:
-        """The gates from wx = W x + b and the hidden state before, by name, each [..., dim]."""
-        uh = linear(hidden, self.parameter("weight_hh", suffix), self.parameter("bias_hh", suffix))
-        return self.formula.gates(wx, uh)
+    def gates(self, wx: Tensor, hidden: Tensor, dtype: torch.dtype, suffix: str = "") -> Gates:
+        """The gates from wx = W x + b and the hidden state before, multiplied in a dtype; by name, each [..., dim]."""
+        uh = linear(hidden.to(dtype), self.parameter("weight_hh", suffix), self.parameter("bias_hh", suffix))
+        return self.formula.gates(wx, uh.to(self._wide))
 
     def parameter(self, name: str, suffix: str = "") -> Tensor:
         """A parameter by torch's name, weight_ih, bias_hh, …; the suffix "_reverse" for the backward direction."""
@@ -193,10 +200,10 @@ class RecurrentLayer(nn.Module):
             suffix, order = ("", range(longest)) if direction == 0 else ("_reverse", reversed(range(longest)))
             hidden, cell = (None if part is None else part.chunk(self.directions, -1)[direction] for part in state)
             assert hidden is not None
-            wx = self.product(x[:, :longest], suffix)
+            wx = self.product(x[:, :longest], suffix).unbind(1)
             rows = [hidden] * longest
             for t in order:
-                new, new_cell = self.formula.update(self.gates(wx[:, t], hidden, suffix), hidden, cell)
+                new, new_cell = self.formula.update(self.gates(wx[t], hidden, x.dtype, suffix), hidden, cell)
                 hidden = new if real is None else torch.where(real[:, t], new, hidden)
                 if cell is not None and new_cell is not None:
                     cell = new_cell if real is None else torch.where(real[:, t], new_cell, cell)
@@ -216,9 +223,13 @@ class RecurrentLayer(nn.Module):
         seen = {}
         for (direction, suffix, start, shift), states, h0 in parts:
             before = torch.where(positions == start, h0[:, None], states.roll(shift, 1))  # [B, N, dim]
-            for name, gate in self.gates(self.product(x, suffix), before, suffix).items():
+            for name, gate in self.gates(self.product(x, suffix), before, x.dtype, suffix).items():
                 seen[f"{direction}.{name}"] = gate if real is None else gate.masked_fill(~real, 0.0)
         return seen
+
+    @property
+    def _wide(self) -> torch.dtype:
+        return self.parameter("weight_hh").dtype
 
     def _split(self, part: Tensor) -> Tensor:
         """[B, directions · dim] -> torch's [directions, B, dim]."""

@@ -1,7 +1,8 @@
 """Recurrence: h_t = f(x_t, h_{t−1}), as an encoder, as a decoder, and as a decoder that attends.
 
-The sequences run through torch's own modules, one layer at a time (see cells.py). Only the decoder with
-attention has to go step by step: each context needs the state before.
+The sequences run one layer at a time (see cells.py). Only the decoder with attention has to go step by step through all
+layers: each context needs the state before. Inputs in bf16 are multiplied in bf16; states, contexts and what comes out
+are in the parameters' precision all the same.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from weft.kernels.mask import Mask, check_mask
 from weft.layers.cells import CellName, Gates, LayerState, RecurrentLayer, RecurrentState
 from weft.layers.gates import real_positions
 from weft.layers.linear import Linear
-from weft.layers.scores import ScoreAttention
+from weft.layers.scores import Look, ScoreAttention
 
 
 class _Stack(nn.Module):
@@ -59,8 +60,9 @@ class _Stack(nn.Module):
 
     def _run(self, x: Tensor, lengths: Tensor | None, states: list[LayerState]) -> tuple[Tensor, RecurrentState]:
         """All positions of one layer, then of the next."""
+        dtype = x.dtype
         for i, layer in enumerate(self._layers):
-            x, states[i] = layer(x if i == 0 else self._between(x), lengths, states[i])
+            x, states[i] = layer(x if i == 0 else self._between(x).to(dtype), lengths, states[i])
         return x, RecurrentState.of(states)
 
     def _between(self, x: Tensor) -> Tensor:
@@ -274,20 +276,19 @@ class RecurrentDecoder(_Stack):
         """All layers at one position, then at the next."""
         layers = self._layers
         of_context = layers[0].parameter("weight_ih")[:, self.input_dim :]
-        masks = [] if look is None else look.masks(x.shape[1])
+        looks = [] if look is None else look.steps(x.shape[1])
         listening = observe.listening()
         seen: list[list[Gates]] = [[] for _ in layers]
         queries, contexts, path = [], [], []
         for t, wx in enumerate(layers[0].product(x).unbind(1)):
-            if look is not None:
+            if looks:
                 queries.append(states[-1][0])
-                context = look.attention.context(queries[-1][:, None], look.projected, look.memory, masks[t])[:, 0]
-                contexts.append(context)
-                wx = wx + linear(context, of_context)
+                contexts.append(looks[t](queries[-1]))
+                wx = wx + linear(contexts[-1].to(x.dtype), of_context).to(wx.dtype)
             for i, layer in enumerate(layers):
                 if i > 0:
-                    wx = layer.product(self._between(states[i - 1][0]))
-                gates = layer.gates(wx, states[i][0])
+                    wx = layer.product(self._between(states[i - 1][0]).to(x.dtype))
+                gates = layer.gates(wx, states[i][0], x.dtype)
                 states[i] = layer.formula.update(gates, *states[i])
                 if listening:
                     seen[i].append(gates)
@@ -309,12 +310,12 @@ class _Look(NamedTuple):
     projected: Tensor  # what of the score needs the memory alone
     mask: Mask | None
 
-    def masks(self, n: int) -> list[Mask | None]:
-        """The mask of each of n positions alone."""
+    def steps(self, n: int) -> list[Look]:
+        """How each of n positions alone looks at the memory."""
         if self.mask is None or (self.mask.pattern is None and not self.mask.positional):
-            return [self.mask] * n  # what is padding is the same at every step
+            return self.attention.looks(self.projected, self.memory, [self.mask] * n)  # padding is the same at each
         dense = self.mask.dense(n, self.memory.shape[1], self.memory.device)
-        return [Mask(pattern=row) for row in dense.split(1, 2)]
+        return self.attention.looks(self.projected, self.memory, [Mask(pattern=row) for row in dense.split(1, 2)])
 
     def show(self, queries: list[Tensor]) -> None:
         """Show the weights of all positions at once."""

@@ -9,7 +9,7 @@ query, self-attention. ``HardAttention`` is the look-up without the softness.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -17,9 +17,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from weft import observe
+from weft.kernels import additive
 from weft.kernels.attention import attend, attention_weights, vectors
 from weft.kernels.mask import Mask, check_mask
 from weft.layers.linear import Linear
+
+Look = Callable[[Tensor], Tensor]  # a query [B, Q] and what it finds [B, V]
 
 # How many numbers the inner layer of the additive score makes at a time, 64 MB in fp32: a longer
 # list of queries goes in parts, which bounds the memory where no gradient is kept.
@@ -57,6 +60,10 @@ class Score(nn.Module):
         q, k, bias, scale = self.terms(query, projected)
         scores = q @ k.transpose(-2, -1) * scale
         return (scores if bias is None else scores + bias)[:, 0]
+
+    def looks(self, projected: Tensor, values: Tensor, mask: Mask | None) -> Look | None:
+        """Soft attention by one query after the other over the same keys, where that has a fast way of its own."""
+        return None
 
 
 class DotScore(Score):
@@ -128,6 +135,14 @@ class AdditiveScore(Score):
         scores = [self.energy((part[:, :, None] + projected[:, None]).tanh()) for part in parts]  # [B, rows, M, 1]
         return (scores[0] if len(scores) == 1 else torch.cat(scores, 1))[..., 0]
 
+    def looks(self, projected: Tensor, values: Tensor, mask: Mask | None) -> Look | None:
+        """Compiled, where training has chosen that."""
+        energy = self.energy.weight[0]
+        if not additive.serves(projected, values, energy, mask):
+            return None
+        memory = additive.Memory(projected, values, energy, mask)
+        return lambda query: memory.look(self.query(query))
+
 
 class ScoreAttention(nn.Module):
     """Soft attention with any score: softmax of the scores, then the weighted mean of the values.
@@ -188,6 +203,19 @@ class ScoreAttention(nn.Module):
         q, k, bias, scale = self.score.terms(query, projected)
         return attend(q, k, values[:, None], mask, bias, scale)[:, 0]
 
+    def looks(self, projected: Tensor, values: Tensor, masks: Sequence[Mask | None]) -> list[Look]:
+        """Of each step of a loop, with its mask, the context [B, V] of a query [B, Q]; unrecorded."""
+
+        def look(mask: Mask | None) -> Look:
+            return lambda query: self.context(query[:, None], projected, values, mask)[:, 0]
+
+        alike = all(mask is masks[0] for mask in masks)
+        fast = self._fast(projected, values, masks[0]) if alike else None
+        return [fast or look(mask) for mask in masks]
+
+    def _fast(self, projected: Tensor, values: Tensor, mask: Mask | None) -> Look | None:
+        return self.score.looks(projected, values, mask)
+
 
 class AdditiveAttention(ScoreAttention):
     """The attention of Bahdanau et al. 2015.
@@ -219,6 +247,9 @@ class HardAttention(ScoreAttention):
     def context(self, query: Tensor, projected: Tensor, values: Tensor, mask: Mask | None = None) -> Tensor:
         """The chosen values [B, N, V]."""
         return self.weights(query, projected, mask)[:, 0] @ values
+
+    def _fast(self, projected: Tensor, values: Tensor, mask: Mask | None) -> Look | None:
+        return None
 
 
 class SelfAttention(nn.Module):

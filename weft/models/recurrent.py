@@ -13,8 +13,8 @@ What differs from the papers:
 - dot and scaled_dot need a memory as wide as the query. If it is not (two directions), one matrix maps the memory to
   that width first, for keys and values alike. To map the keys alone would be bilinear.
 - Sources are not fed backwards; bidirectional = True serves that end.
-- Under bf16 the recurrence and its attention stay in fp32, since an error in a state is handed on from position to
-  position; the readout and the output layer, which cost most, are in bf16.
+- Under bf16 the states and the attention stay in fp32, since an error in a state is handed on from position to
+  position; what is multiplied by the matrices of the cells, the readout and the output layer is rounded to bf16.
 
 Recurrent matrices start orthogonal gate by gate, other matrices Glorot-uniform, biases at 0 but an LSTM's forget gate
 at 1 (Jozefowicz et al. 2015), embeddings normal with variance 1 / embed_dim.
@@ -79,7 +79,7 @@ class Recurrent(EncoderDecoder):
     def encode(self, source: Tensor) -> tuple[Tensor, Tensor, Mask, RecurrentState]:
         """The memory [B, M, ·] of source tokens [B, N], its lengths [B] and mask, and the decoder's first state."""
         tokens, _, lengths, mask = read_source(source)
-        x = self._drop(self._embed(tokens, target=False))
+        x = self._drop(self._narrow(self._embed(tokens, target=False)))
         outputs, state = self.encoder(x, None if mask.open else lengths)
         memory: Tensor = self.memory(outputs)
         observe.see(self.encoder, "hidden", lambda: {"memory": memory})
@@ -88,7 +88,8 @@ class Recurrent(EncoderDecoder):
     def forward(self, source: Tensor, target: Tensor) -> Tensor:
         """What the output layer takes [B, T, embed_dim] after each token of target [B, T], all positions at once."""
         memory, _, mask, state = self.encode(source)
-        outputs, _ = self.decoder(self._drop(self._embed(target, target=True)), memory, mask, state)
+        x = self._drop(self._narrow(self._embed(target, target=True)))
+        outputs, _ = self.decoder(x, memory, mask, state)
         return self._read(outputs)
 
     def start(self, inputs: Tensor) -> DecoderState:
@@ -114,7 +115,7 @@ class Recurrent(EncoderDecoder):
             for entry, first in zip(last_entries(cache, 1), (hidden, cell), strict=True)
         ]
         current = RecurrentState(now[0].unbind(1), now[1].unbind(1) if cell.shape[2] else ())
-        x = self._drop(self._embed(tokens, target=True))
+        x = self._drop(self._narrow(self._embed(tokens, target=True)))
         outputs, path = self.decoder.step(
             x, memory[0] if memory else None, state.mask, current, memory[1] if memory else None
         )

@@ -1,8 +1,9 @@
-// What Python calls; see weft/models/compiled.py and weft/kernels/losses.py, heads.py and rows.py.
+// What Python calls; see weft/models/compiled.py and weft/kernels/losses.py, heads.py, rows.py and additive.py.
 
 #include <atomic>
 #include <new>
 
+#include "additive.h"
 #include "attention.h"
 #include "losses.h"
 #include "rows.h"
@@ -14,7 +15,7 @@ namespace {
 
 constexpr int FEW = 16;           // rows that are worth a thread
 constexpr int64_t PIECE = 4096;  // numbers of a pass that are worth one
-constexpr int64_t BLOCK = 64;    // rows of a norm whose gradients are summed together
+constexpr int64_t BLOCK = 64;    // rows of which the gradients of one vector are summed together
 
 // 0, or 1 if there was not enough memory for f.
 template <class F>
@@ -66,6 +67,13 @@ void with_type(int32_t narrow, F f) {
   narrow ? f(static_cast<bf16*>(nullptr)) : f(static_cast<float*>(nullptr));
 }
 
+// to [n] = the sum of n numbers of each block, which are `apart` from one to the next.
+void gathered(const float* from, int64_t blocks, int64_t apart, int64_t n, float* to) {
+  std::fill(to, to + n, 0.0f);
+  for (int64_t block = 0; block < blocks; block++, from += apart)
+    each(n, [&](auto at) { at.put(to, at.get(to) + at.get(from)); });
+}
+
 template <class T>
 T* as(T*, void* x) { return static_cast<T*>(x); }
 template <class T>
@@ -77,6 +85,9 @@ const T* as(T*, const void* x) { return static_cast<const T*>(x); }
 extern "C" {
 
 int32_t weft_panel() { return WIDE; }
+
+// How many blocks so many rows have: these are summed one by one, and then their sums, whatever the threads.
+int64_t weft_blocks(int64_t rows) { return (rows + BLOCK - 1) / BLOCK; }
 
 // A hash of some of the 32-bit words of tensors, to see whether they were changed.
 int32_t weft_sample(const uint32_t* const* tensors, const int64_t* words, int32_t count) {
@@ -130,19 +141,32 @@ int32_t weft_attend(const Attention* a, int32_t back, int32_t threads) {
   });
 }
 
+void weft_look(const Additive* a, const Look* s, int32_t back, int32_t threads) {
+  share(int(a->rows), threads, 2, 1 << 30,
+        [&](int begin, int end) { back ? look_back(*a, *s, begin, end) : look(*a, *s, begin, end); });
+}
+
+// steps: [count]; sums: [blocks, dim], room.
+void weft_look_all(const Additive* a, const Look* steps, int64_t count, float* dk, float* dv, float* denergy, float* sums,
+                   int32_t threads) {
+  const int64_t blocks = weft_blocks(a->rows);
+  share(int(blocks), threads, 1, 1, [&](int begin, int end) {
+    for (int64_t block = begin; block < end; block++)
+      look_all(*a, steps, count, block * BLOCK, std::min((block + 1) * BLOCK, a->rows), dk, dv, sums + block * a->dim);
+  });
+  gathered(sums, blocks, a->dim, a->dim, denergy);
+}
+
 void weft_norm(const Norming* a, void* y, int32_t threads) {
   share(int(a->rows), threads, FEW, 1 << 30, [&](int begin, int end) {
     with_type(a->narrow, [&](auto type) { normalise(*a, begin, end, as(type, y)); });
   });
 }
 
-// How many blocks the rows of a norm have.
-int64_t weft_norm_blocks(int64_t rows) { return (rows + BLOCK - 1) / BLOCK; }
-
-// sums: [blocks, 2, n], room; dbias may be null. Rows are summed by blocks and then these sums, whatever the threads.
+// sums: [blocks, 2, n], room; dbias may be null.
 void weft_norm_back(const Norming* a, const void* grad, void* dx, float* dweight, float* dbias, float* sums,
                     int32_t threads) {
-  const int64_t blocks = weft_norm_blocks(a->rows);
+  const int64_t blocks = weft_blocks(a->rows);
   share(int(blocks), threads, 1, 1, [&](int begin, int end) {
     for (int64_t block = begin; block < end; block++)
       with_type(a->narrow, [&](auto type) {
@@ -150,15 +174,8 @@ void weft_norm_back(const Norming* a, const void* grad, void* dx, float* dweight
                        sums + block * 2 * a->n);
       });
   });
-  for (int which = 0; which < 2; which++) {
-    float* to = which ? dbias : dweight;
-    if (to == nullptr) continue;
-    std::fill(to, to + a->n, 0.0f);
-    for (int64_t block = 0; block < blocks; block++) {
-      const float* from = sums + (2 * block + which) * a->n;
-      each(a->n, [&](auto at) { at.put(to, at.get(to) + at.get(from)); });
-    }
-  }
+  gathered(sums, blocks, 2 * a->n, a->n, dweight);
+  if (dbias != nullptr) gathered(sums + a->n, blocks, 2 * a->n, a->n, dbias);
 }
 
 void weft_activate(int32_t activation, int32_t narrow, int64_t count, const void* x, const void* by, void* y,

@@ -106,3 +106,14 @@ class Drop(ctypes.Structure):
         ("bound", ctypes.c_int32),
         ("kept", ctypes.c_float),
     ]
+
+
+class Additive(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in ("rows", "keys", "dim", "width")),
+        *((name, ctypes.c_void_p) for name in ("k", "v", "energy", "lengths")),
+    ]
+
+
+class Look(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_void_p) for name in ("q", "weights", "out", "slopes", "dq")]
