@@ -36,7 +36,8 @@ from weft.training.distributed import Ranks
 from weft.training.report import Silent
 
 _ADAM = TrainingConfig(learning_rate=5e-4, schedule="constant", warmup=0, clip=0.0)  # every contestant's
-_TURN = 0.2  # seconds of updates that are timed in a turn, at least one; half as long before that they are not
+_TURN = 0.5  # seconds of updates that are timed in a turn, at least one
+_BEFORE = 2  # updates before that, which fetch the memory that was given back after the last turn, and fill the caches
 Found = TypeVar("Found")
 
 
@@ -236,7 +237,8 @@ def _first() -> float:
 
 
 def _turn() -> float:
-    _repeat(_TURN / 2)
+    for _ in range(_BEFORE):
+        next(_updates)
     seconds = _repeat(_TURN)
     machine.glibc("malloc_trim", 0)  # what is kept is not needed until the next turn, and others need it
     return seconds

@@ -226,7 +226,7 @@ def test_contestants_take_turns_and_the_median_counts() -> None:
 
 
 def test_a_turn_times_updates_that_follow_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    now, durations = [0.0], iter([8.0, *[0.0625] * 6, 7.0])
+    now, durations = [0.0], iter([8.0, 3.0, 2.0, *[0.0625] * 8, 7.0])
 
     def updates() -> Iterator[float]:
         for seconds in durations:
@@ -236,7 +236,7 @@ def test_a_turn_times_updates_that_follow_others(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(contestants, "_updates", updates(), raising=False)
     monkeypatch.setattr(contestants, "perf_counter", lambda: now[0])
     assert contestants._first() == 8.0
-    assert contestants._turn() == 0.0625  # after two that are not timed, four that are
+    assert contestants._turn() == 0.0625  # after two that are not timed, eight that are
     assert list(durations) == [7.0]
 
 
