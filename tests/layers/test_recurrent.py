@@ -435,5 +435,6 @@ def test_inputs_in_bf16_are_multiplied_so_and_states_stay_wide(cell: CellName, a
     decoder.zero_grad()
     wide.square().sum().backward()
     for parameter, grad in zip(decoder.parameters(), found, strict=True):
-        assert parameter.grad is not None and grad.dtype == torch.float32
+        assert parameter.grad is not None
+        assert grad.dtype == torch.float32
         assert float((grad - parameter.grad).norm()) < 0.03 * float(parameter.grad.norm())

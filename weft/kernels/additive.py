@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from weft.kernels.compiled import functions
+from weft.kernels.loops import afterwards
 from weft.kernels.mask import Mask
 from weft.kernels.native.structures import Additive, Look
 from weft.kernels.plain import is_plain
@@ -42,13 +43,14 @@ class Memory:
 
     def __init__(self, keys: Tensor, values: Tensor, energy: Tensor, mask: Mask | None) -> None:
         """Take keys [B, M, D], values [B, M, V], energy [D] and the lengths of a mask."""
-        self._seen: list[_Seen] = []
         lengths = None if mask is None else mask.lengths
         if lengths is not None:
             lengths = lengths.to("cpu", torch.int64).expand(len(keys)).contiguous()
-        keys, values, energy = (x.contiguous() for x in (keys, values, energy))
-        self._end: Tensor = _End.apply(keys, values, energy, lengths, self._seen)  # type: ignore[no-untyped-call]
-        self._held = _Held(keys.detach(), values.detach(), energy.detach(), lengths)
+        k, v, e = (x.detach().contiguous() for x in (keys, values, energy))
+        held = _Held(k, v, e, lengths)
+        seen: list[_Seen] = []
+        self._held, self._seen = held, seen
+        self._end = afterwards(lambda: _gradients(held, seen), keys, values, energy)
 
     def look(self, query: Tensor) -> Tensor:
         """The context [B, V] of query [B, D]."""
@@ -99,30 +101,16 @@ class _Step(torch.autograd.Function):
         return dq, grad.new_zeros(()), None, None
 
 
-class _End(torch.autograd.Function):
-    """A number that every step takes, so that its gradient is asked for when all of them have theirs."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, keys: Tensor, values: Tensor, energy: Tensor, lengths: Tensor | None, seen: list[_Seen]
-    ) -> Tensor:
-        ctx.save_for_backward(keys, values, energy, lengths)
-        ctx.seen = seen
-        return keys.new_zeros(())
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, _: Tensor) -> tuple[Tensor | None, ...]:
-        held = _Held(*ctx.saved_tensors)
-        found = [torch.empty_like(x) for x in held[:3]]
-        steps = (Look * len(ctx.seen))(*(Look(*(x.data_ptr() for x in step)) for step in ctx.seen))
-        sums = held.energy.new_empty(_library().weft_blocks(len(held.keys)), len(held.energy))
-        _library().weft_look_all(
-            ctypes.byref(held.told()), steps, len(steps), *(x.data_ptr() for x in (*found, sums)),
-            torch.get_num_threads(),
-        )  # fmt: skip
-        ctx.seen.clear()  # if there is another backward pass, it fills it again
-        return found[0], found[1], found[2], None, None
+def _gradients(held: _Held, seen: list[_Seen]) -> list[Tensor]:
+    """Of keys, values and energy, from all steps."""
+    found = [torch.empty_like(x) for x in (held.keys, held.values, held.energy)]
+    steps = (Look * len(seen))(*(Look(*(x.data_ptr() for x in step)) for step in seen))
+    sums = held.energy.new_empty(_library().weft_blocks(len(held.keys)), len(held.energy))
+    _library().weft_look_all(
+        ctypes.byref(held.told()), steps, len(steps), *(x.data_ptr() for x in (*found, sums)), torch.get_num_threads()
+    )
+    seen.clear()  # another backward pass fills it again
+    return found
 
 
 @cache

@@ -129,7 +129,7 @@ class _Bf16Linear(torch.autograd.Function):
         ctx.widths = [weight.shape[0] for weight in parameters[:count] if weight is not None]
         rows = _rows(x)
         if bf16_products():
-            y = (by_rows if is_steady() else _native)(rows, narrow, bias)
+            y = (by_rows if is_steady() else native_linear)(rows, narrow, bias)
         else:
             y = bf16_matmul(rows, narrow.t())
             if (wide := parameters[count]) is not None:
@@ -156,7 +156,7 @@ class _Bf16Linear(torch.autograd.Function):
         return dx, None, *chain.from_iterable(parts)
 
 
-def _native(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def native_linear(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """F.linear of bf16 matrices, which writes the bias into all rows of the result first: oneDNN adds it by itself."""
     if bias is None or _ONEDNN is None:
         return F.linear(rows, weight, bias)

@@ -22,6 +22,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 
 from weft import observe
 from weft.kernels.linear import linear
+from weft.kernels.loops import repeated
 from weft.kernels.steady import is_steady, sigmoid
 from weft.layers.gates import real_positions
 
@@ -168,10 +169,9 @@ class RecurrentLayer(nn.Module):
         weight, bias = self.parameter("weight_ih", suffix)[:, : x.shape[-1]], self.parameter("bias_ih", suffix)
         return linear(x, weight, bias).to(self._wide)
 
-    def gates(self, wx: Tensor, hidden: Tensor, dtype: torch.dtype, suffix: str = "") -> Gates:
-        """The gates from wx = W x + b and the hidden state before, multiplied in a dtype; by name, each [..., dim]."""
-        uh = linear(hidden.to(dtype), self.parameter("weight_hh", suffix), self.parameter("bias_hh", suffix))
-        return self.formula.gates(wx, uh.to(self._wide))
+    def of_state(self, dtype: torch.dtype, suffix: str = "") -> Callable[[Tensor], Tensor]:
+        """U h + b' for hidden states [..., dim] of one step after the other, multiplied in a dtype."""
+        return repeated(self.parameter("weight_hh", suffix), self.parameter("bias_hh", suffix), dtype)
 
     def parameter(self, name: str, suffix: str = "") -> Tensor:
         """A parameter by torch's name, weight_ih, bias_hh, …; the suffix "_reverse" for the backward direction."""
@@ -200,10 +200,10 @@ class RecurrentLayer(nn.Module):
             suffix, order = ("", range(longest)) if direction == 0 else ("_reverse", reversed(range(longest)))
             hidden, cell = (None if part is None else part.chunk(self.directions, -1)[direction] for part in state)
             assert hidden is not None
-            wx = self.product(x[:, :longest], suffix).unbind(1)
+            wx, of_state = self.product(x[:, :longest], suffix).unbind(1), self.of_state(x.dtype, suffix)
             rows = [hidden] * longest
             for t in order:
-                new, new_cell = self.formula.update(self.gates(wx[t], hidden, x.dtype, suffix), hidden, cell)
+                new, new_cell = self.formula.update(self.formula.gates(wx[t], of_state(hidden)), hidden, cell)
                 hidden = new if real is None else torch.where(real[:, t], new, hidden)
                 if cell is not None and new_cell is not None:
                     cell = new_cell if real is None else torch.where(real[:, t], new_cell, cell)
@@ -223,7 +223,8 @@ class RecurrentLayer(nn.Module):
         seen = {}
         for (direction, suffix, start, shift), states, h0 in parts:
             before = torch.where(positions == start, h0[:, None], states.roll(shift, 1))  # [B, N, dim]
-            for name, gate in self.gates(self.product(x, suffix), before, x.dtype, suffix).items():
+            gates = self.formula.gates(self.product(x, suffix), self.of_state(x.dtype, suffix)(before))
+            for name, gate in gates.items():
                 seen[f"{direction}.{name}"] = gate if real is None else gate.masked_fill(~real, 0.0)
         return seen
 

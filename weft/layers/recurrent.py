@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from weft import observe
 from weft.kernels.dropout import dropout as drop
-from weft.kernels.linear import linear
+from weft.kernels.loops import repeated
 from weft.kernels.mask import Mask, check_mask
 from weft.layers.cells import CellName, Gates, LayerState, RecurrentLayer, RecurrentState
 from weft.layers.gates import real_positions
@@ -275,7 +275,8 @@ class RecurrentDecoder(_Stack):
     def _walk(self, x: Tensor, look: _Look | None, states: list[LayerState]) -> tuple[Tensor, list[RecurrentState]]:
         """All layers at one position, then at the next."""
         layers = self._layers
-        of_context = layers[0].parameter("weight_ih")[:, self.input_dim :]
+        of_context = repeated(layers[0].parameter("weight_ih")[:, self.input_dim :], None, x.dtype)
+        of_state = [layer.of_state(x.dtype) for layer in layers]
         looks = [] if look is None else look.steps(x.shape[1])
         listening = observe.listening()
         seen: list[list[Gates]] = [[] for _ in layers]
@@ -284,11 +285,11 @@ class RecurrentDecoder(_Stack):
             if looks:
                 queries.append(states[-1][0])
                 contexts.append(looks[t](queries[-1]))
-                wx = wx + linear(contexts[-1].to(x.dtype), of_context).to(wx.dtype)
+                wx = wx + of_context(contexts[-1])
             for i, layer in enumerate(layers):
                 if i > 0:
                     wx = layer.product(self._between(states[i - 1][0]).to(x.dtype))
-                gates = layer.gates(wx, states[i][0], x.dtype)
+                gates = layer.formula.gates(wx, of_state[i](states[i][0]))
                 states[i] = layer.formula.update(gates, *states[i])
                 if listening:
                     seen[i].append(gates)
