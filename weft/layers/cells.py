@@ -152,7 +152,7 @@ class RecurrentLayer(nn.Module):
                 nn.init.ones_(gates[1])
 
     def start(self, like: Tensor) -> LayerState:
-        """A state of zeros for the batch, dtype and device of ``like``[B, …]."""
+        """A state of zeros for the batch and device of ``like``[B, …], in the parameters' precision."""
         zeros = like.new_zeros(like.shape[0], self.directions * self.rnn.hidden_size, dtype=self._wide)
         return zeros, zeros if self.has_cell else None
 
