@@ -11,6 +11,9 @@ from torch.nn.utils.rnn import pack_padded_sequence
 
 import weft
 from weft.config import EOS, PAD, RecurrentConfig
+from weft.data.batching import Batch
+from weft.kernels.compiled import KINDS, compiled
+from weft.kernels.plain import plain
 from weft.models.recurrent import Recurrent
 
 SOURCE, TARGET = 11, 13
@@ -173,3 +176,21 @@ def test_under_bf16_the_states_stay_fp32() -> None:
         hidden, state = model.step(tokens(TARGET, 3), model.start(tokens(SOURCE, 4)))
     assert hidden.dtype == torch.bfloat16
     assert state.caches[0].keys.dtype == state.source[0].dtype == torch.float32
+
+
+@pytest.mark.parametrize("attention", ["none", "additive", "dot", "scaled_dot", "bilinear"])
+@pytest.mark.parametrize("cell", ["rnn", "gru", "lstm"])
+def test_training_as_a_run_has_it_learns_what_the_plain_formulas_in_fp32_do(cell: str, attention: str) -> None:
+    torch.manual_seed(0)
+    model = make(cell=cell, attention=attention, embed_dim=16, dim=32).float().train()
+    batch = Batch(tokens(SOURCE, 6, 3, 5, 1), tokens(TARGET, 5, 4, 2, 6))
+    found = []
+    for precision, reference in ((torch.bfloat16, False), (torch.float32, True)):
+        model.precision = precision
+        with plain(reference), compiled(*() if reference else KINDS):
+            total = model.loss(batch, smoothing=0.1).total
+            found.append((float(total.detach()), torch.autograd.grad(total, list(model.parameters()))))
+    (loss, grads), (plain_loss, plain_grads) = found
+    assert loss == pytest.approx(plain_loss, rel=1e-2)
+    flat, plain_flat = (torch.cat([grad.flatten() for grad in some]) for some in (grads, plain_grads))
+    assert float((flat - plain_flat).norm()) < 0.05 * float(plain_flat.norm())
