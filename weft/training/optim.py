@@ -75,10 +75,8 @@ class Optimizer:
         self._momenta = {name: torch.zeros_like(self.parameters[name]) for name in self.parameters if name in hidden}
         self._alike = _alike(self._momenta)
         self._others = {name: p for name, p in self.parameters.items() if name not in hidden}
-        self._moments = {
-            name: _Moments(torch.zeros_like(p), torch.zeros_like(p), torch.zeros((), device=p.device))
-            for name, p in self._others.items()
-        }
+        self._moments = {name: _Moments(torch.zeros_like(p), torch.zeros_like(p)) for name, p in self._others.items()}
+        self._count = {p.device: torch.zeros((), device=p.device) for p in self._others.values()}  # of updates
 
     def gradients(self) -> list[Tensor]:
         """The gradient of each parameter, zeros for one that had no part."""
@@ -110,8 +108,8 @@ class Optimizer:
 
     def begin_after(self, step: int) -> None:
         """Take the moments to be those after this step."""
-        for moments in self._moments.values():
-            moments.step.fill_(float(step))
+        for count in self._count.values():
+            count.fill_(float(step))
 
     @torch.no_grad()
     def _adamw(self, rate: float) -> None:
@@ -121,19 +119,20 @@ class Optimizer:
         class itself, since to make one has torch import its compiler, which takes 2 s.
         """
         config = self.config
+        for count in self._count.values():
+            count.add_(1.0)
         for decay, chosen in ((config.weight_decay, _is_matrix), (0.0, _is_vector)):
             named = {name: p for name, p in self._others.items() if chosen(p) and p.grad is not None}
             if not named:
                 continue
             moments = [self._moments[name] for name in named]
-            torch._foreach_add_([each.step for each in moments], 1)
             torch._fused_adamw_(
                 list(named.values()),
                 [p.grad for p in named.values() if p.grad is not None],
                 [each.mean for each in moments],
                 [each.square for each in moments],
                 [],
-                [each.step for each in moments],
+                [self._count[p.device] for p in named.values()],
                 lr=rate,
                 beta1=config.beta1,
                 beta2=config.beta2,
@@ -158,11 +157,10 @@ class Optimizer:
 
 
 class _Moments(NamedTuple):
-    """What AdamW remembers of a parameter: the means of its gradient and of its square, and of how many."""
+    """What AdamW remembers of a parameter: the means of its gradient and of its square."""
 
     mean: Tensor
     square: Tensor
-    step: Tensor
 
 
 def _is_matrix(parameter: Tensor) -> bool:
