@@ -113,7 +113,8 @@ def test_training_takes_them_where_they_are(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_what_is_compiled_has_a_name() -> None:
-    with pytest.raises(ValueError, match="expected some of losses, attention, rows, not lossse"), compiled("lossse"):
+    every = "expected some of losses, attention, rows, sublayers, not lossse"
+    with pytest.raises(ValueError, match=every), compiled("lossse"):
         pass
 
 

@@ -89,7 +89,15 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "no biases": {"bias": False},
     "no biases, rms, swiglu": {"bias": False, "norm": "rms", "activation": "swiglu"},
     **{f"tie {tie}": {"tie": tie} for tie in ("all", "output", "none")},
-    **{positions: {"positions": positions} for positions in ("sinusoidal", "order", "none")},
+    **{positions: {"positions": positions} for positions in ("sinusoidal", "order", "none", "rotary")},
+    "rotary heads in groups": {
+        "positions": "rotary",
+        "dim": 24,
+        "num_heads": 4,
+        "num_kv_heads": 2,
+        "norm_first": False,
+    },
+    "rotary wide heads": {"positions": "rotary", "dim": 64, "num_heads": 2},
     "learned": {"positions": "learned", "max_len": 12},
     "odd sizes": {"dim": 20, "num_heads": 2, "ffn_dim": 27},
     "odder": {"dim": 21, "num_heads": 3, "ffn_dim": 5, "positions": "none", "activation": "swiglu"},
@@ -392,7 +400,7 @@ def test_one_damaged_row_of_a_beam_is_told(whole: bool, monkeypatch: pytest.Monk
 
 
 UNKNOWN: dict[str, dict[str, Any]] = {
-    **{name: {"positions": name} for name in ("rotary", "t5", "alibi", "shaw", "fraction")},
+    **{name: {"positions": name} for name in ("t5", "alibi", "shaw", "fraction")},
     "qk_norm": {"qk_norm": True},
 }
 

@@ -26,7 +26,7 @@ from weft.models.transformer import Transformer
 SIZES = {"dim": 48, "num_heads": 4, "ffn_dim": 160, "encoder_layers": 1, "decoder_layers": 2}
 TRANSFORMER = {"family": "transformer", **SIZES}
 FAMILIES = {
-    "rotary": {**TRANSFORMER, "positions": "rotary"},
+    "biased": {**TRANSFORMER, "positions": "alibi"},
     "recurrent": {"family": "recurrent", "dim": 32, "embed_dim": 24, "cell": "lstm"},
     "convolutional": {"family": "convolutional", "dim": 32, "embed_dim": 24, "encoder_layers": 1, "decoder_layers": 2},
 }

@@ -17,7 +17,7 @@ import torch
 
 from weft.kernels import native
 
-KINDS = ("losses", "attention", "rows")
+KINDS = ("losses", "attention", "rows", "sublayers")
 
 
 class _Block:

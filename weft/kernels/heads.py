@@ -36,10 +36,13 @@ def serves(q: Tensor, k: Tensor, v: Tensor, mask: Mask | None) -> bool:
         return False
     alike = q.dtype in _DTYPES and q.dtype == k.dtype == v.dtype and q.shape[3] == v.shape[3]
     near = all(x.device.type == "cpu" and x.stride(3) == 1 for x in (q, k, v))
-    return alike and near and (mask is None or _is_simple(mask))
+    return alike and near and is_simple(mask)
 
 
-def _is_simple(mask: Mask) -> bool:
+def is_simple(mask: Mask | None) -> bool:
+    """Whether there is no mask but causality and padding."""
+    if not isinstance(mask, Mask):
+        return mask is None
     at_start = isinstance(mask.offset, int) and mask.offset == 0
     return at_start and all(given is None for given in (mask.window, mask.segments, mask.prefix, mask.pattern))
 
@@ -102,21 +105,32 @@ def _beside(*tensors: Tensor) -> list[Tensor]:
     return [part.unflatten(-1, shape).transpose(1, 2) for part, shape in zip(parts, shapes, strict=True)]
 
 
+def described(
+    sizes: tuple[int, int, int, int, int, int], narrow: bool, scale: float, mask: Mask, dropout: float, key: int
+) -> Attention:
+    """What the library is told of attention: rows, heads, groups, queries, keys, dim; not where anything stands."""
+    told = Attention(*sizes, mask.causal, narrow, keep_bound(dropout), scale)
+    if dropout:
+        told.kept, told.key = 1.0 / keep_rate(dropout), key % 2**64
+    return told
+
+
+def lengths_of(mask: Mask, rows: int) -> Tensor | None:
+    """How many keys each row has, as the library reads them; it must live for as long."""
+    return None if mask.lengths is None else mask.lengths.to("cpu", torch.int64).expand(rows).contiguous()
+
+
 def _place(x: Tensor) -> Heads:
     return Heads(x.data_ptr(), *x.stride()[:3])
 
 
 def _call(q: Tensor, k: Tensor, v: Tensor, out: Tensor, plan: _Plan, gradients: Sequence[Tensor] = ()) -> None:
     """Fill ``out``; or, where it is the gradient of what came out, the gradients of q, k and v."""
-    mask, dropout = plan.mask, plan.dropout
     (b, h, n, d), (_, g, m, _) = q.shape, k.shape
-    told = Attention(b, h, g, n, m, d, mask.causal, q.dtype == torch.bfloat16, keep_bound(dropout), plan.scale)
+    told = described((b, h, g, n, m, d), q.dtype == torch.bfloat16, plan.scale, plan.mask, plan.dropout, plan.key)
+    lengths = lengths_of(plan.mask, b)
+    told.lengths = None if lengths is None else lengths.data_ptr()
     told.q, told.k, told.v, told.out = map(_place, (q, k, v, out))
-    if dropout:
-        told.kept, told.key = 1.0 / keep_rate(dropout), plan.key % 2**64
-    if mask.lengths is not None:
-        lengths = mask.lengths.to(q.device, torch.int64).expand(b).contiguous()
-        told.lengths = lengths.data_ptr()
     if gradients:
         told.dq, told.dk, told.dv = map(_place, gradients)
     _library().weft_attend(ctypes.byref(told), bool(gradients), torch.get_num_threads())

@@ -11,13 +11,15 @@ from torch import Tensor, nn
 from weft import observe
 from weft.kernels.attention import attend, attention_weights, vectors
 from weft.kernels.dropout import dropout
+from weft.kernels.heads import is_simple
 from weft.kernels.linear import widened
 from weft.kernels.mask import Mask
 from weft.kernels.steady import grown, is_steady
+from weft.kernels.sublayers import Heads
 from weft.layers.cache import KVCache
-from weft.layers.linear import Linear, together
+from weft.layers.linear import Linear, is_bare, together
 from weft.layers.norms import RMSNorm
-from weft.layers.relative import ShawRelative
+from weft.layers.relative import ShawRelative, Turning
 
 KeysValues = tuple[Tensor, Tensor]
 Rotation = Callable[[Tensor, Tensor], Tensor]
@@ -165,6 +167,20 @@ class MultiHeadAttention(nn.Module):
             if cache.width > cache.longest:
                 visible, bias = _widened(visible, bias, cache.longest, cache.width)
         return self._attend(q, *cache.entries, visible, bias, positions, cache.longest), cache
+
+    def plain_heads(self, mask: Mask | None, rotary: Rotation | None) -> Heads | None:
+        """What happens between the projections in self-attention; None if it is more than a compiled sub-layer can."""
+        p = self.dropout if self.training else 0.0
+        norms = is_bare(self.query_norm, nn.Identity) and is_bare(self.key_norm, nn.Identity)
+        plain = norms and self.relative is None and is_simple(mask)
+        if not plain:
+            return None
+        sizes = self.num_heads, self.num_kv_heads, self.head_dim, Mask() if mask is None else mask, p
+        if rotary is None:
+            return Heads(*sizes)
+        if not isinstance(rotary, Turning) or len(rotary.cos) > 1:  # rows that stand at places of their own
+            return None
+        return Heads(*sizes, (rotary.cos[0, 0], rotary.sin[0, 0]), rotary.rotary.interleaved)
 
     def _projected(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values of the same x."""

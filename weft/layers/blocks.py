@@ -10,14 +10,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from weft import observe
-from weft.kernels import rows
+from weft.kernels import rows, sublayers
 from weft.kernels.dropout import dropout
 from weft.kernels.mask import Mask
 from weft.kernels.steady import gelu, gelu_tanh, silu
 from weft.layers.attention import KeysValues, MultiHeadAttention, Rotation
 from weft.layers.cache import KVCache
-from weft.layers.linear import Linear
-from weft.layers.norms import LayerNorm, RMSNorm
+from weft.layers.linear import Linear, is_bare, parameters_of
+from weft.layers.norms import LayerNorm, RMSNorm, plain_norm
 from weft.layers.relative import ShawRelative
 
 Activation = Literal["relu", "gelu", "gelu_tanh", "swiglu"]
@@ -146,6 +146,21 @@ class SubLayer(nn.Module):
         self.residual = config.residual
         self.dropout = config.dropout
 
+    def whole(
+        self, f: FeedForward | MultiHeadAttention, inside: sublayers.Heads | str | None
+    ) -> sublayers.SubLayer | None:
+        """Itself around f, as kernels/sublayers.py has it; None if it is more than that, or somebody watches."""
+        plain = self.norm_first and self.residual and is_bare(self, SubLayer) and not observe.listening()
+        norm = plain_norm(self.norm) if plain else None
+        if norm is None or inside is None:
+            return None
+        if isinstance(f, MultiHeadAttention):
+            first, last = parameters_of(f.query, f.key, f.value), parameters_of(f.output)
+        else:
+            first, last = parameters_of(f.inner, *([] if f.gate is None else [f.gate])), parameters_of(f.outer)
+        p = self.dropout if self.training else 0.0
+        return sublayers.SubLayer(norm, first, last[0], inside, p) if first and last else None
+
     def forward(self, x: Tensor, f: Callable[[Tensor], Tensor]) -> Tensor:
         """Apply f to x[B, N, D] with what belongs around it.
 
@@ -175,9 +190,10 @@ class EncoderBlock(nn.Module):
         self, x: Tensor, mask: Mask | None = None, bias: Tensor | None = None, rotary: Rotation | None = None
     ) -> Tensor:
         """Map x[B, N, D] to [B, N, D]; mask, bias and rotary as in MultiHeadAttention."""
-        x = self.around_attention(x, lambda y: self.attention(y, mask=mask, bias=bias, rotary=rotary))
-        y: Tensor = self.around_feed_forward(x, self.feed_forward)
-        return y
+        whole = _wholes(self, mask, bias, rotary)
+        if len(whole) == 2 and sublayers.serves(x, whole):
+            return sublayers.through(x, whole)
+        return _through_feed(self, _through_attention(self, x, mask, bias, rotary))
 
     def step(
         self,
@@ -189,7 +205,7 @@ class EncoderBlock(nn.Module):
     ) -> tuple[Tensor, KVCache]:
         """The causal block on the T newest positions x[B, T, D], and the cache with them in it."""
         x, cache = _step_attention(self.around_attention, self.attention, x, cache, mask, bias, rotary)
-        return self.around_feed_forward(x, self.feed_forward), cache
+        return _through_feed(self, x), cache
 
 
 class DecoderBlock(nn.Module):
@@ -227,7 +243,7 @@ class DecoderBlock(nn.Module):
             rotary: positions of the self-attention.
         """
         mask = _CAUSAL if mask is None else mask
-        x = self.around_attention(x, lambda y: self.attention(y, mask=mask, bias=bias, rotary=rotary))
+        x = _through_attention(self, x, mask, bias, rotary)
         return self._attend_and_feed(x, memory, memory_mask)
 
     def step(
@@ -246,8 +262,71 @@ class DecoderBlock(nn.Module):
 
     def _attend_and_feed(self, x: Tensor, memory: Tensor | KeysValues, memory_mask: Mask | None) -> Tensor:
         x = self.around_cross_attention(x, lambda y: self.cross_attention(y, memory, mask=memory_mask))
-        y: Tensor = self.around_feed_forward(x, self.feed_forward)
-        return y
+        return _through_feed(self, x)
+
+
+def through(
+    blocks: nn.ModuleList,
+    x: Tensor,
+    mask: Mask | None = None,
+    bias: Tensor | None = None,
+    rotary: Rotation | None = None,
+) -> Tensor:
+    """x [B, N, D] through these blocks, one after the other: in one compiled call where all of them are plain."""
+    whole = [one for block in blocks if is_bare(block, EncoderBlock) for one in _wholes(block, mask, bias, rotary)]
+    if whole and len(whole) == 2 * len(blocks) and sublayers.serves(x, whole):
+        return sublayers.through(x, whole)
+    for block in blocks:
+        x = block(x, mask, bias, rotary)
+    return x
+
+
+def _through_attention(
+    block: EncoderBlock | DecoderBlock, x: Tensor, mask: Mask | None, bias: Tensor | None, rotary: Rotation | None
+) -> Tensor:
+    """x through a block's self-attention and what is around it."""
+    whole = _whole_attention(block, mask, bias, rotary)
+    if whole and sublayers.serves(x, whole):
+        return sublayers.through(x, whole)
+    y: Tensor = block.around_attention(x, lambda y: block.attention(y, mask=mask, bias=bias, rotary=rotary))
+    return y
+
+
+def _through_feed(block: EncoderBlock | DecoderBlock, x: Tensor) -> Tensor:
+    """x through a block's feed-forward and what is around it."""
+    whole = _whole_feed(block)
+    if whole and sublayers.serves(x, whole):
+        return sublayers.through(x, whole)
+    y: Tensor = block.around_feed_forward(x, block.feed_forward)
+    return y
+
+
+def _wholes(
+    block: EncoderBlock, mask: Mask | None, bias: Tensor | None, rotary: Rotation | None
+) -> list[sublayers.SubLayer]:
+    return _whole_attention(block, mask, bias, rotary) + _whole_feed(block)
+
+
+def _whole_attention(
+    block: EncoderBlock | DecoderBlock, mask: Mask | None, bias: Tensor | None, rotary: Rotation | None
+) -> list[sublayers.SubLayer]:
+    """A block's self-attention with what is around it, if it is plain and to be compiled; else nothing."""
+    if not sublayers.wanted():
+        return []
+    attention = block.attention
+    heads = attention.plain_heads(mask, rotary) if bias is None and is_bare(attention, MultiHeadAttention) else None
+    found = block.around_attention.whole(attention, heads)
+    return [] if found is None else [found]
+
+
+def _whole_feed(block: EncoderBlock | DecoderBlock) -> list[sublayers.SubLayer]:
+    """A block's feed-forward with what is around it, if it is plain and to be compiled; else nothing."""
+    if not sublayers.wanted():
+        return []
+    feed = block.feed_forward
+    drops = feed.training and feed.dropout
+    found = block.around_feed_forward.whole(feed, feed.activation if is_bare(feed, FeedForward) and not drops else None)
+    return [] if found is None else [found]
 
 
 def _step_attention(

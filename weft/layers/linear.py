@@ -42,4 +42,11 @@ def together(x: Tensor, *layers: nn.Module) -> tuple[Tensor, ...]:
 def is_bare(module: nn.Module, kind: type[Module]) -> TypeGuard[Module]:
     """Whether it is of this kind and no other, and nobody has hooks in it: then what it does may be done without it."""
     hooks = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
-    return type(module) is kind and not (hooks or _has_any_global_hook())
+    own = "forward" in module.__dict__  # put there by hand
+    return type(module) is kind and not (hooks or own or _has_any_global_hook())
+
+
+def parameters_of(*layers: nn.Module) -> list[tuple[Tensor, Tensor | None]]:
+    """Weight and bias of each of these layers; nothing if one of them is more than a linear layer."""
+    plain = [layer for layer in layers if is_bare(layer, Linear) and layer.weight_scale is None]
+    return [(layer.weight, layer.bias) for layer in plain] if len(plain) == len(layers) else []

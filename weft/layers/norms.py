@@ -6,6 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from weft.kernels import rows
+from weft.kernels.sublayers import Norm
+from weft.layers.linear import is_bare
 
 
 class LayerNorm(nn.LayerNorm):
@@ -27,3 +29,12 @@ class RMSNorm(nn.RMSNorm):
             return rows.norm(x, self.weight, None, self.eps, centred=False)
         wide = torch.promote_types(x.dtype, self.weight.dtype)
         return super().forward(x.to(wide)).to(x.dtype)
+
+
+def plain_norm(norm: nn.Module) -> Norm | None:
+    """The norm by its numbers, if it is one of these and has gains; else None."""
+    if is_bare(norm, LayerNorm) and norm.weight is not None:
+        return Norm(norm.weight, norm.bias, norm.eps, True)
+    if is_bare(norm, RMSNorm) and norm.weight is not None and norm.eps is not None:
+        return Norm(norm.weight, None, norm.eps, False)
+    return None

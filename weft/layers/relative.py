@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -195,6 +196,10 @@ class Rotary(nn.Module):
         check_positions(positions)
         return angles_of(positions, self.head_dim, self.base, at_least_float32(dtype), self.scaling)
 
+    def turning(self, positions: Tensor, dtype: torch.dtype) -> Turning:
+        """What turns queries and keys x of ``dtype`` that stand at ``positions`` [N] or [B, N], layer after layer."""
+        return Turning(self, *self.angles(positions, dtype))
+
     def turn(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """x[B, H, N, head_dim] turned by what `angles` gave."""
         if x.shape[-1] != self.head_dim:
@@ -206,6 +211,24 @@ class Rotary(nn.Module):
             a, b = x.chunk(2, -1)
             turned = torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
         return turned.to(x.dtype)
+
+
+@dataclass(frozen=True)
+class Turning:
+    """A rotation by angles that are made already, as attention layers take it: all of a model's have the same.
+
+    Attributes:
+        rotary: whose it is.
+        cos, sin: [1 or B, 1, N, head_dim/2].
+    """
+
+    rotary: Rotary
+    cos: Tensor
+    sin: Tensor
+
+    def __call__(self, x: Tensor, positions: Tensor) -> Tensor:
+        """x [B, H, N, head_dim] turned; where it stands, the angles know."""
+        return self.rotary.turn(x, self.cos, self.sin)
 
 
 def slowed(frequencies: Tensor, factor: float) -> Tensor:

@@ -5,14 +5,14 @@
 parameters as they are (fp32, bf16 or int8), within rounding of the model's own. A row has the same bits in
 any company, whoever asks for it or not.
 
-What it does not know runs in torch: other families, other positions than those added to embeddings, normalised queries,
-bf16 activations; and everything while somebody records.
+What it does not know runs in torch: other families, positions that are a bias on the scores, normalised queries, bf16
+activations; and everything while somebody records.
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -31,7 +31,7 @@ from weft.models.encoder_decoder import read_source
 from weft.models.slots import CompiledState, Memory, Slots
 from weft.models.transformer import Transformer
 
-_ADDED = ("sinusoidal", "learned", "order", "none")  # positions that are a table, or nothing
+_KNOWN = ("sinusoidal", "learned", "order", "none", "rotary")  # positions that are a table of numbers, or nothing
 _KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
 _COARSE = 3  # int8 times inputs of 7 bits
 _ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "swiglu")
@@ -59,14 +59,17 @@ class _Interrupt:
         self.asked = ctypes.CFUNCTYPE(ctypes.c_int32)(asking.__next__)
 
     def _asking(self) -> Iterator[int]:
-        """Whether something was raised. Python looks for signals where a function begins: here inside the try."""
-        while True:
-            try:
-                yield int(self.raised is not None)
-            except GeneratorExit:
-                return
-            except BaseException as raised:
-                self.raised = raised
+        """Whether something was raised. Python looks for signals where a function begins and a loop goes round: both
+        are inside the try.
+        """
+        try:
+            while True:
+                yield 0
+        except GeneratorExit:
+            return
+        except BaseException as raised:
+            self.raised = raised
+        yield 1
 
 
 @dataclass(eq=False)
@@ -126,7 +129,7 @@ def _is_known(model: Transformer) -> bool:
     config, table = model.config, model.target_embedding
     return (
         table is not None
-        and config.positions in _ADDED
+        and config.positions in _KNOWN
         and not config.qk_norm
         and model.precision == torch.float32
         and table.dtype in _KINDS
@@ -349,21 +352,22 @@ class Compiled:
         """The model, for one call, with so many places of each side; another thread may ask for others meanwhile."""
         told = Model.from_buffer_copy(self._c)
         for side, count in places.items():
-            setattr(told, f"{side}_places", self._place(side, count))
+            positions = self._positions[side]
+            if positions.scheme is not None:
+                setattr(told, f"{side}_places", self._place(side, count, positions.table))
+            elif positions.rotary is not None:
+                setattr(told, f"{side}_turns", self._place(side, count, positions.turns))
         return told
 
-    def _place(self, side: str, count: int) -> int | None:
-        """The address of what is added at each of ``count`` places."""
-        positions = self._positions[side]
-        if positions.scheme is None:
-            return None
+    def _place(self, side: str, count: int, make: Callable[[int], Tensor]) -> int:
+        """The address of what is made for each of ``count`` places: added to embeddings, or to turn by."""
         table = self._places.get(side)
         if table is None or len(table) < count:
             limit = self.max_len
             if limit is not None and count > limit:
                 raise ValueError(f"the model has {limit} positions, but {count} are needed")
             count = 2 * count if limit is None else min(2 * count, limit)
-            table = self._places[side] = positions.table(count).detach()
+            table = self._places[side] = make(count).detach()
             self._kept.append(table)  # another thread may be in a search with a smaller one
         return table.data_ptr()
 

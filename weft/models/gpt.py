@@ -35,7 +35,7 @@ from weft.kernels.linear import linear
 from weft.kernels.mask import Mask
 from weft.layers import masks
 from weft.layers.attention import Rotation
-from weft.layers.blocks import BlockConfig, EncoderBlock
+from weft.layers.blocks import BlockConfig, EncoderBlock, through
 from weft.layers.cache import KVCache
 from weft.layers.positions import Learned, check_positions, positions
 from weft.layers.relative import ALiBi, Rotary, slowed, slowed_where_low
@@ -124,8 +124,7 @@ class GPT(nn.Module):
             mask = _CAUSAL if mask is None else mask & _CAUSAL
         x = self._embed(tokens, places)
         bias, rotary = self._between(places, places, x.dtype)
-        for block in self.blocks:
-            x = block(x, mask, bias, rotary)
+        x = through(self.blocks, x, mask, bias, rotary)
         return self._shown(self.norm(x))
 
     def loss(self, batch: Texts, smoothing: float = 0.0, rdrop: float = 0.0) -> Loss:
@@ -215,10 +214,7 @@ class GPT(nn.Module):
     def _between(self, places: Tensor, keys: Tensor, dtype: torch.dtype) -> tuple[Tensor | None, Rotation | None]:
         """The bias [B or 1, H, N, M] of queries that stand at places on keys that stand at keys, and the rotation."""
         bias = None if self.alibi is None else self.alibi(places, keys, torch.promote_types(dtype, torch.float32))
-        if self.rotary is None:
-            return bias, None
-        rotary, angles = self.rotary, self.rotary.angles(places, dtype)  # made once for all layers
-        return bias, lambda x, _: rotary.turn(x, *angles)
+        return bias, None if self.rotary is None else self.rotary.turning(places, dtype)
 
     def _documents(self, batch: Texts) -> tuple[Mask, Tensor | None]:
         """Who sees whom among the inputs of a batch, and where they stand."""

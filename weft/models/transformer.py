@@ -29,7 +29,7 @@ from weft.config import TransformerConfig
 from weft.kernels.dropout import dropout
 from weft.kernels.mask import Mask
 from weft.layers.attention import Rotation
-from weft.layers.blocks import BlockConfig, DecoderBlock, EncoderBlock
+from weft.layers.blocks import BlockConfig, DecoderBlock, EncoderBlock, through
 from weft.layers.positions import ABSOLUTE, Absolute, Learned, Sinusoidal, positions
 from weft.layers.relative import ALiBi, Rotary, T5Bias, distances
 from weft.models.encoder_decoder import EncoderDecoder, read_source
@@ -80,10 +80,7 @@ class Positions(nn.Module):
             bias = self.bias(places, keys)
             if self.bidirectional and isinstance(self.bias, ALiBi):
                 bias = torch.where(distances(places, keys)[:, None] > 0, bias / 2, bias)
-        if self.rotary is None:
-            return bias, None
-        rotary, angles = self.rotary, self.rotary.angles(places, dtype)  # made once for all layers
-        return bias, lambda x, _: rotary.turn(x, *angles)
+        return bias, None if self.rotary is None else self.rotary.turning(places, dtype)
 
     def table(self, count: int) -> Tensor:
         """What is added to the embeddings at each of the first ``count`` places [N, D], in fp32.
@@ -94,6 +91,16 @@ class Positions(nn.Module):
         if self.scheme is None or self.name == "fraction":
             raise ValueError(f"positions {self.name!r} are no table")
         return self._encoding(self.scheme, positions(count), torch.tensor([count]), torch.float32).contiguous()
+
+    def turns(self, count: int) -> Tensor:
+        """The cos and sin [N, head_dim] by which queries and keys at the first ``count`` places are turned, in fp32.
+
+        Raises:
+            ValueError: if nothing is turned.
+        """
+        if self.rotary is None:
+            raise ValueError(f"positions {self.name!r} turn nothing")
+        return torch.cat(self.rotary.angles(positions(count), torch.float32), -1)[0, 0].contiguous()
 
     def picture(self, count: int) -> dict[str, Tensor]:
         """What the first ``count`` places of a text have, to be drawn; nothing of Shaw's vectors, nor of "none".
@@ -165,8 +172,7 @@ class Transformer(EncoderDecoder):
         tokens, places, lengths, mask = read_source(source)
         x = self._place(tokens, places, lengths, target=False)
         bias, rotary = self.source_positions.between(places, tokens.shape[1], x.dtype)
-        for block in self.encoder:
-            x = block(x, mask, bias, rotary)
+        x = through(self.encoder, x, mask, bias, rotary)
         memory: Tensor = self.encoder_norm(x)
         observe.see(self.encoder, "hidden", lambda: {"memory": memory})
         return memory, lengths, mask

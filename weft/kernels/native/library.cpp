@@ -8,6 +8,7 @@
 #include "losses.h"
 #include "rows.h"
 #include "search.h"
+#include "sublayers.h"
 
 using namespace weft;
 
@@ -50,15 +51,6 @@ template <class F>
 void pass(int64_t count, int threads, F f) {
   share(int((count + PIECE - 1) / PIECE), threads, 2, 1 << 30,
         [&](int begin, int end) { f(begin * PIECE, std::min(end * PIECE, count)); });
-}
-
-// f(a constant) for the activation of this number.
-template <class F>
-void with_activation(int32_t activation, F f) {
-  if (activation == RELU) f(std::integral_constant<int, RELU>());
-  if (activation == GELU) f(std::integral_constant<int, GELU>());
-  if (activation == GELU_TANH) f(std::integral_constant<int, GELU_TANH>());
-  if (activation == SWIGLU) f(std::integral_constant<int, SWIGLU>());
 }
 
 // f(a null pointer) of what the numbers are: bf16 if narrow, else float.
@@ -140,6 +132,19 @@ int32_t weft_attend(const Attention* a, int32_t back, int32_t threads) {
     });
   });
 }
+
+// So many sub-layers, one after the other; backward from the last to the first.
+int32_t weft_sublayers(const Sublayer* all, int32_t count, int32_t back, int32_t threads) {
+  return memory_for([&] {
+    for (int32_t i = 0; i < count; i++) {
+      const Sublayer& s = all[back ? count - 1 - i : i];
+      s.norm.narrow ? sublayer<bf16>(s, back, threads) : sublayer<float>(s, back, threads);
+    }
+  });
+}
+
+// Whether bf16 vectors are multiplied as such.
+int32_t weft_multiplies_bf16() { return attention::Multiplied<bf16>::DEEP == 2; }
 
 void weft_look(const Additive* a, const Look* s, int32_t back, int32_t threads) {
   share(int(a->rows), threads, 2, 1 << 30,

@@ -2,6 +2,8 @@
 // bf16, what is summed is float. A number has the same bits whatever the threads.
 #pragma once
 
+#include <type_traits>
+
 #include "activations.h"
 #include "decisions.h"
 
@@ -71,12 +73,14 @@ struct Norming {
   int32_t centred, narrow;
 };
 
+// If not `known`, the spreads of these rows are found and kept.
 template <class T>
-inline void normalise(const Norming& a, int64_t begin, int64_t end, T* y) {
+inline void normalise(const Norming& a, int64_t begin, int64_t end, T* y, bool known = false) {
   for (int64_t r = begin; r < end; r++) {
     const T* x = static_cast<const T*>(a.x) + r * a.n;
     T* to = y + r * a.n;
-    const rows::Spread s = a.spreads[r] = rows::spread(x, a.n, a.eps, a.centred);
+    if (!known) a.spreads[r] = rows::spread(x, a.n, a.eps, a.centred);
+    const rows::Spread s = a.spreads[r];
     rows::vectors(a.n, [&](auto at) {
       const Floats z = (at.get(x) - s.mean) * s.by * at.get(a.weight);
       at.put(to, a.bias ? z + at.get(a.bias) : z);
@@ -84,9 +88,11 @@ inline void normalise(const Norming& a, int64_t begin, int64_t end, T* y) {
   }
 }
 
-// The gradient of x, from that of what came of it; sums [2, n] take what these rows add to those of weight and bias.
+// The gradient of x, from that of what came of it, plus `onto`, if that is not null; sums [2, n] take what these rows
+// add to those of weight and bias.
 template <class T>
-inline void normalise_back(const Norming& a, int64_t begin, int64_t end, const T* grad, T* dx, float* sums) {
+inline void normalise_back(const Norming& a, int64_t begin, int64_t end, const T* grad, T* dx, float* sums,
+                           const T* onto = nullptr) {
   std::fill(sums, sums + 2 * a.n, 0.0f);
   for (int64_t r = begin; r < end; r++) {
     const T *x = static_cast<const T*>(a.x) + r * a.n, *from = grad + r * a.n;
@@ -102,13 +108,23 @@ inline void normalise_back(const Norming& a, int64_t begin, int64_t end, const T
     const float mean_g = a.centred ? sum(all_g) / float(a.n) : 0.0f, mean_gz = sum(all_gz) / float(a.n);
     rows::vectors(a.n, [&](auto at) {
       const Floats z = (at.get(x) - s.mean) * s.by;
-      at.put(to, (at.get(from) * at.get(a.weight) - mean_g - z * mean_gz) * s.by);
+      const Floats d = (at.get(from) * at.get(a.weight) - mean_g - z * mean_gz) * s.by;
+      at.put(to, onto ? d + at.get(onto + r * a.n) : d);
     });
   }
 }
 
 template <int F>
 inline Floats applied(Floats x) { return F == RELU ? (x < 0 ? Floats{} : x) : activated(x, F); }
+
+// f(a constant) for the activation of this number.
+template <class F>
+inline void with_activation(int activation, F f) {
+  if (activation == RELU) f(std::integral_constant<int, RELU>());
+  if (activation == GELU) f(std::integral_constant<int, GELU>());
+  if (activation == GELU_TANH) f(std::integral_constant<int, GELU_TANH>());
+  if (activation == SWIGLU) f(std::integral_constant<int, SWIGLU>());
+}
 
 // y = f(x), or f(x) · by, if that is not null.
 template <int F, class T>

@@ -43,8 +43,7 @@ class Model(ctypes.Structure):
         ("encoder_norm", Norm),
         ("decoder_norm", Norm),
         *((name, Matrix) for name in ("source", "target", "output")),
-        ("source_places", ctypes.c_void_p),
-        ("target_places", ctypes.c_void_p),
+        *((name, ctypes.c_void_p) for name in ("source_places", "target_places", "source_turns", "target_turns")),
     ]
 
 
@@ -105,6 +104,27 @@ class Drop(ctypes.Structure):
         ("count", ctypes.c_int64),
         ("bound", ctypes.c_int32),
         ("kept", ctypes.c_float),
+    ]
+
+
+class Joined(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_void_p * 3) for name in ("weight", "bias")),
+        ("outs", ctypes.c_int64 * 3),
+        ("inputs", ctypes.c_int64),
+    ]
+
+
+class Sublayer(ctypes.Structure):
+    _fields_ = [
+        ("norm", Norming),
+        *((name, Joined) for name in ("first", "last")),
+        ("attention", Attention),
+        ("drop", Drop),
+        *((name, ctypes.c_void_p) for name in ("cos", "sin")),
+        ("length", ctypes.c_int64),
+        *((name, ctypes.c_int32) for name in ("activation", "pairs")),
+        *((name, ctypes.c_void_p) for name in ("between", "inside", "y", "grad", "dx", "gradients")),
     ]
 
 

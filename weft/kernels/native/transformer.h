@@ -43,6 +43,8 @@ struct Model {
   Matrix source, target, output;  // embeddings, which may be the output too
   const float* source_places;     // what is added at each place; may be null
   const float* target_places;
+  const float* source_turns;  // cos and sin, head_dim / 2 each, by which queries and keys of each place are turned; may
+  const float* target_turns;  // be null
 };
 
 // Keys and values that were made of a source, for every decoder layer: entries + l · stride is [count, 2 · kv].
@@ -201,6 +203,19 @@ inline void attend(const Model& m, const float* q, int count, Room& room, float*
   }
 }
 
+// Turns the heads of one row's queries, and of the keys behind them, to their place: entry i with entry i + d / 2.
+inline void turn(const Model& m, const float* turns, int64_t place, float* x) {
+  if (!turns) return;
+  const int d = m.head_dim, half = d / 2;
+  const float *cos = turns + place * d, *sin = cos + half;
+  for (int h = 0; h < m.heads + m.kv_heads; h++, x += d)
+    for (int i = 0; i < half; i++) {
+      const float a = x[i], b = x[i + half];
+      x[i] = a * cos[i] - b * sin[i];
+      x[i + half] = b * cos[i] + a * sin[i];
+    }
+}
+
 // x = x + f(norm(x)), or norm(x + f(x)); `f(y)` adds to x.
 template <class F>
 void around(const Model& m, const Norm& norm, Room& room, int rows, F f) {
@@ -263,6 +278,7 @@ inline void encode(const Model& m, const int64_t* tokens, const int64_t* starts,
       multiply(y, rows, block.attention_in, room.wide.data(), in);
       for (int s = begin; s < end; s++) {
         const int64_t from = starts[s] - first, count = starts[s + 1] - starts[s];
+        for (int64_t j = 0; j < count; j++) turn(m, m.source_turns, j, room.wide.data() + (from + j) * in);
         for (int64_t j = 0; j < count; j++) room.keys[j] = room.wide.data() + (from + j) * in + q;
         for (int64_t i = from; i < from + count; i++)
           attend(m, room.wide.data() + i * in, int(count), room, room.mixed.data() + i * q);
@@ -299,6 +315,7 @@ inline void step(const Model& m, const Step& s, int begin, int end, float* hidde
     around(m, block.attention_norm, room, rows, [&](const float* y) {
       multiply(y, rows, block.attention_in, room.wide.data(), in);
       each_token([&](int64_t row, int64_t r, int i) {
+        turn(m, m.target_turns, s.lengths[r] + i, room.wide.data() + row * in);
         std::copy_n(room.wide.data() + row * in + q, 2 * kv, slot(r, s.lengths[r] + i, l));
       });
       each_token([&](int64_t row, int64_t r, int i) {
