@@ -126,7 +126,7 @@ def test_every_command_that_the_page_names_exists() -> None:
 def test_every_picture_exists_and_is_shown() -> None:
     shown = set(re.findall(r"!\[[^\]]+\]\((pictures/\w+\.png)\)", PAGE))
     linked = set(re.findall(r"\]\((pictures/\w+\.png)\)", PAGE))
-    drawn = {f"pictures/{name}.png" for name in [*PICTURES, "three_ways"]}
+    drawn = {f"pictures/{name}.png" for name in [*PICTURES, "three_ways", "ladder"]}
     assert shown == linked
     assert linked <= drawn == {f"pictures/{path.name}" for path in FOLDER.glob("*.png")}
     trained = re.findall(r"\]\((pictures/gallery/\w+\.png)\)", PAGE)
