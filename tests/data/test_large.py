@@ -124,21 +124,26 @@ def run(folder: Path, out: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("lines", "megabytes"),
+    ("lines", "start", "train"),
     [
-        pytest.param(50_000, 300, id="50k"),
-        pytest.param(5_000_000, 1024, id="5M", marks=pytest.mark.long),
+        pytest.param(50_000, 230, 420, id="50k"),
+        pytest.param(5_000_000, 1024, 1024, id="5M", marks=pytest.mark.long),
     ],
 )
-def test_memory_stays_bounded_and_the_second_start_is_quick(lines: int, megabytes: int, tmp_path: Path) -> None:
-    """What a quiet machine takes for the second start is in docs/results.md; -s prints it."""
+def test_memory_stays_bounded_and_the_second_start_is_quick(lines: int, start: int, train: int, tmp_path: Path) -> None:
+    """What a quiet machine takes for the second start is in docs/results.md; -s prints it.
+
+    Up to the first update it is much the same each time, 162 to 170 MB for the smaller corpus; what glibc keeps of the
+    updates after it is more or less as its pieces happen to fit: 227 to 351 MB at most in 22 runs.
+    """
     write_corpus(tmp_path, lines)
     first, second = run(tmp_path, "first"), run(tmp_path, "second")
     told = [note for note in second["notes"] if note.startswith(("training: ", "validation: "))]
     assert [f"{lines - 1000:,} pairs" in told[0], "1,000 pairs" in told[1]] == [True, True]
     assert [note for note in first["notes"] if note in told] == told
     for made in (first, second):
-        assert made["train"]["RssAnon"] < megabytes
+        assert made["start"]["RssAnon"] < start
+        assert made["train"]["RssAnon"] < train
     assert second["seconds"] < first["seconds"] / (20 if lines >= 1_000_000 else 1)
 
 
