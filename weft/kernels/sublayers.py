@@ -279,8 +279,9 @@ def _at(x: Tensor | None) -> int | None:
 
 @cache
 def _multiplies_bf16() -> bool:
-    """Whether bf16 vectors are multiplied here as fast as anything: not where the CPU multiplies matrices of them."""
-    return bool(_library().weft_multiplies_bf16()) and "amx_bf16" not in cpu_instructions()
+    """Whether bf16 is multiplied here as fast as anything: by blocks, where the CPU can do that, else by vectors."""
+    by = _library().weft_multiplies_bf16()
+    return bool(by == 2 or (by == 1 and "amx_bf16" not in cpu_instructions()))
 
 
 @cache

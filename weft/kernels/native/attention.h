@@ -10,6 +10,7 @@
 
 #include "decisions.h"
 #include "products.h"
+#include "tiles.h"
 
 namespace weft {
 
@@ -49,14 +50,19 @@ struct View {
 };
 
 // What is multiplied: floats, or pairs of bf16 that follow each other in the depth, each in the place of a float.
+struct Nothing {
+  ~Nothing() {}  // so that nobody says that it is not used
+};
 struct Single {
   static constexpr int DEEP = 1;
+  using Unit = Nothing;  // what a thread must have while it multiplies so
   static Floats every(const float* at) { return all(*at); }
   static Floats add(Floats total, Floats a, Floats b) { return total + a * b; }
 };
 #if defined(WEFT_AVX512) && defined(__AVX512BF16__)
 struct Pair {
   static constexpr int DEEP = 2;
+  using Unit = Nothing;
   static Floats every(const float* at) { return (Floats)alike(at); }  // two numbers are no float to compute with
   static Floats add(Floats total, Floats a, Floats b) { return _mm512_dpbf16_ps(total, (__m512bh)a, (__m512bh)b); }
 };
@@ -66,6 +72,26 @@ using Multiplied = std::conditional_t<std::is_same_v<T, bf16>, Pair, Single>;
 template <class T>
 using Multiplied = Single;
 #endif
+#if defined(WEFT_TILES)
+struct Tiled : Pair {  // the same pairs, whole blocks at once
+  using Unit = tiles::Unit;
+};
+template <class E>
+constexpr bool TILED = std::is_same_v<E, Tiled>;
+#else
+template <class E>
+constexpr bool TILED = false;
+#endif
+
+// f(a number, E) of what the numbers are, bf16 if narrow, and how they are multiplied here.
+template <class F>
+inline void with_type(bool narrow, F f) {
+  if (!narrow) return f(float(), Single());
+#if defined(WEFT_TILES)
+  if (tiles::ready()) return f(bf16(), Tiled());
+#endif
+  f(bf16(), Multiplied<bf16>());
+}
 
 // How deep a product is, in what is multiplied, over so many numbers.
 template <class E>
@@ -112,10 +138,56 @@ inline void columns(int64_t rows, View a, const float* b, int64_t b_row, float* 
   rest<E, R - 1, V>(rows, a, b, b_row, c, c_row, depth, by, more);
 }
 
-// c [rows, width] = by · a [rows, depth] b [depth, width], or that much more; the width is in whole vectors.
+#if defined(WEFT_TILES)
+// The same in blocks; what is not in whole ones, or stands in columns, is copied into such.
+inline void blocked(int64_t rows, int64_t depth, int64_t width, View a, const float* b, int64_t b_row, float* c,
+                    int64_t c_row, float by, bool more) {
+  using namespace tiles;
+  static thread_local std::vector<bf16> memory;
+  const int64_t whole = depth / SIDE, rest = depth % SIDE, all = whole + (rest != 0), apart = all * BLOCK;
+  const bool ready = a.column == 1 && rows % SIDE == 0 && !rest;
+  memory.resize((ready ? 0 : blocks(rows, SIDE) * apart) + (rest ? blocks(width, SIDE) * BLOCK : 0) + DEPTH);
+  bf16* left = memory.data();
+  left += (64 - reinterpret_cast<uintptr_t>(left) % 64) / sizeof(bf16) % DEPTH;
+  bf16* right = left + (ready ? 0 : blocks(rows, SIDE) * apart);
+  for (int64_t m = 0; m < rows && !ready; m += SIDE)
+    for (int64_t k = 0; k < all; k++) {
+      Floats square[SIDE];
+      const bool columns = a.column != 1;
+      const int64_t deep = std::min(SIDE, depth - k * SIDE), high = std::min(SIDE, rows - m);
+      const auto line = [&](int64_t i) {
+        const int64_t count = columns ? high : deep;
+        const float* at = columns ? a.at + (k * SIDE + i) * a.column + m : a.at + (m + i) * a.row + k * SIDE;
+        return i < (columns ? deep : high) ? (Floats)_mm512_maskz_loadu_ps((1u << count) - 1, at) : Floats{};
+      };
+#pragma GCC unroll 16
+      for (int64_t i = 0; i < SIDE; i++) square[i] = line(i);
+      put(square, columns, left + m / SIDE * apart + k * BLOCK);
+    }
+  for (int64_t n = 0; n < width && rest; n += SIDE)
+    for (int64_t i = 0; i < SIDE; i++)
+      store(reinterpret_cast<float*>(right) + n * SIDE + i * SIDE,
+            i < rest ? load(b + (whole * SIDE + i) * b_row + n) : Floats{});
+  const Factor stands = {reinterpret_cast<const bf16*>(a.at), 2 * a.row, 2 * SIDE * a.row, DEPTH};
+  const Factor l = ready ? stands : in_blocks(left, apart);
+  const Factor r = {reinterpret_cast<const bf16*>(b), 2 * b_row, DEPTH, 2 * SIDE * b_row};
+  if (whole || !rest) multiply_into(rows, l, r, whole, width, c, c_row, more);
+  if (rest)
+    multiply_into(rows, in_blocks(l.at + whole * BLOCK, apart), in_blocks(right, BLOCK), 1, width, c, c_row,
+                  more || whole);
+  for (int64_t m = 0; m < rows && by != 1.0f; m++)
+    for (int64_t n = 0; n < width; n += LANES) store(c + m * c_row + n, load(c + m * c_row + n) * by);
+}
+#endif
+
+// c [rows, width] = by · a [rows, depth] b [depth, width], or that much more; the width is in whole vectors. Nothing is
+// scaled that is added to.
 template <class E>
 inline void product(int64_t rows, int64_t depth, int64_t width, View a, const float* b, int64_t b_row, float* c,
                     int64_t c_row, float by = 1.0f, bool more = false) {
+#if defined(WEFT_TILES)
+  if constexpr (TILED<E>) return blocked(rows, depth, width, a, b, b_row, c, c_row, by, more);
+#endif
   int64_t at = 0;
   for (; at + 4 * LANES <= width; at += 4 * LANES) columns<E, 4>(rows, a, b + at, b_row, c + at, c_row, depth, by, more);
   for (; at + 2 * LANES <= width; at += 2 * LANES) columns<E, 2>(rows, a, b + at, b_row, c + at, c_row, depth, by, more);
@@ -168,30 +240,6 @@ inline void write(const Heads& x, int64_t row, int64_t head, int64_t first, int6
     T* to = vector<T>(x, row, head, first + n);
     each(dim, [&](auto at) { at.put(to, at.get(from)); });
   }
-}
-
-// Of a and b every other `half` numbers: those of a, and where a has the others, those of b; from `first` on.
-template <int half, int first, int... i>
-inline Floats mixed(Floats a, Floats b, std::integer_sequence<int, i...>) {
-#if defined(__clang__)
-  return __builtin_shufflevector(a, b, (i & half ? LANES + i - half + first : i + first)...);
-#else
-  return __builtin_shuffle(a, b, Ints{(i & half ? LANES + i - half + first : i + first)...});
-#endif
-}
-
-// A square of LANES vectors, turned over its diagonal: halves of it change places, halves of these, and so on.
-template <int half = LANES / 2>
-inline void turn(Floats* square) {
-  constexpr std::make_integer_sequence<int, LANES> places;
-#pragma GCC unroll 16
-  for (int i = 0; i < LANES; i++) {
-    if (i & half) continue;
-    const Floats one = square[i], two = square[i + half];
-    square[i] = mixed<half, 0>(one, two, places);
-    square[i + half] = mixed<half, half>(one, two, places);
-  }
-  if constexpr (half > 1) turn<half / 2>(square);
 }
 
 // [count, wide] as [wide, step], both in whole vectors; filled up with zeros to the last vector.
@@ -334,7 +382,7 @@ inline View over_queries(const Room& room, const Part& part, View scores) {
   return {woven<E>(scores.at, part.count, room.step, room.woven_narrow), 1, room.step};
 }
 
-template <class T, class E = Multiplied<T>>
+template <class T, class E>
 inline void forward(const Attention& a, int64_t row, int64_t group, const Room& room) {
   const int64_t keys = real_keys(a, row), shared = a.heads / a.groups, wide = room.wide, step = room.step;
   read<T, E>(a.k, row, group, 0, keys, a.dim, room.k, wide);
@@ -353,7 +401,7 @@ inline void forward(const Attention& a, int64_t row, int64_t group, const Room& 
     });
 }
 
-template <class T, class E = Multiplied<T>>
+template <class T, class E>
 inline void backward(const Attention& a, int64_t row, int64_t group, const Room& room) {
   const int64_t keys = real_keys(a, row), shared = a.heads / a.groups, wide = room.wide, step = room.step;
   read<T, E>(a.k, row, group, 0, keys, a.dim, room.k, wide);
@@ -391,14 +439,14 @@ inline void backward(const Attention& a, int64_t row, int64_t group, const Room&
 }  // namespace attention
 
 // Key heads from `begin` to `end`, counted through all rows: with their queries, forward or backward.
-template <class T>
+template <class T, class E>
 inline void attend(const Attention& a, int64_t begin, int64_t end, bool back) {
   static thread_local std::vector<float> memory;
   static thread_local std::vector<int64_t> bits;
-  const attention::Room room(a, attention::Multiplied<T>::DEEP, memory, bits);
+  const attention::Room room(a, E::DEEP, memory, bits);
   for (int64_t item = begin; item < end; item++)
-    back ? attention::backward<T>(a, item / a.groups, item % a.groups, room)
-         : attention::forward<T>(a, item / a.groups, item % a.groups, room);
+    back ? attention::backward<T, E>(a, item / a.groups, item % a.groups, room)
+         : attention::forward<T, E>(a, item / a.groups, item % a.groups, room);
 }
 
 }  // namespace weft

@@ -128,7 +128,10 @@ int32_t weft_rdrop(void* z, void* y, int32_t narrow, int32_t rows, int64_t n, co
 int32_t weft_attend(const Attention* a, int32_t back, int32_t threads) {
   return memory_for([&] {
     share(int(a->rows * a->groups), threads, 2, 1 << 30, [&](int begin, int end) {
-      a->narrow ? attend<bf16>(*a, begin, end, back) : attend<float>(*a, begin, end, back);
+      attention::with_type(a->narrow, [&](auto number, auto engine) {
+        const typename decltype(engine)::Unit unit;
+        attend<decltype(number), decltype(engine)>(*a, begin, end, back);
+      });
     });
   });
 }
@@ -138,13 +141,22 @@ int32_t weft_sublayers(const Sublayer* all, int32_t count, int32_t back, int32_t
   return memory_for([&] {
     for (int32_t i = 0; i < count; i++) {
       const Sublayer& s = all[back ? count - 1 - i : i];
-      s.norm.narrow ? sublayer<bf16>(s, back, threads) : sublayer<float>(s, back, threads);
+      attention::with_type(s.norm.narrow, [&](auto number, auto engine) {
+        sublayer<decltype(number), decltype(engine)>(s, back, threads);
+      });
     }
   });
 }
 
-// Whether bf16 vectors are multiplied as such.
-int32_t weft_multiplies_bf16() { return attention::Multiplied<bf16>::DEEP == 2; }
+// Whether bf16 is multiplied as such: not (0), by vectors (1), by blocks (2).
+int32_t weft_multiplies_bf16() {
+  int32_t found = 0;
+  attention::with_type(true, [&](auto, auto engine) {
+    using E = decltype(engine);
+    found = attention::TILED<E> ? 2 : E::DEEP == 2;
+  });
+  return found;
+}
 
 void weft_look(const Additive* a, const Look* s, int32_t back, int32_t threads) {
   share(int(a->rows), threads, 2, 1 << 30,

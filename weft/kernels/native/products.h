@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <cstring>
 #include <initializer_list>
+#include <utility>
 #include <vector>
 #if defined(__AVX2__)
 #include <immintrin.h>
@@ -206,6 +207,30 @@ inline bool any(Ints x) {
   int64_t z = 0;
   for (int i = 0; i < LANES / 2; i++) z |= y.part[i];
   return z != 0;
+}
+
+// Of a and b every other `half` numbers: those of a, and where a has the others, those of b; from `first` on.
+template <int half, int first, int... i>
+inline Floats mixed(Floats a, Floats b, std::integer_sequence<int, i...>) {
+#if defined(__clang__)
+  return __builtin_shufflevector(a, b, (i & half ? LANES + i - half + first : i + first)...);
+#else
+  return __builtin_shuffle(a, b, Ints{(i & half ? LANES + i - half + first : i + first)...});
+#endif
+}
+
+// A square of LANES vectors, turned over its diagonal: halves of it change places, halves of these, and so on.
+template <int half = LANES / 2>
+inline void turn(Floats* square) {
+  constexpr std::make_integer_sequence<int, LANES> places;
+#pragma GCC unroll 16
+  for (int i = 0; i < LANES; i++) {
+    if (i & half) continue;
+    const Floats one = square[i], two = square[i + half];
+    square[i] = mixed<half, 0>(one, two, places);
+    square[i + half] = mixed<half, half>(one, two, places);
+  }
+  if constexpr (half > 1) turn<half / 2>(square);
 }
 
 // e^x to about 1e-7 of it, for −87 ≤ x ≤ 88; what is below counts as −87. No number stays none.

@@ -12,6 +12,7 @@
 #include "attention.h"
 #include "rows.h"
 #include "threads.h"
+#include "tiles.h"
 
 namespace weft {
 
@@ -56,10 +57,12 @@ struct Sublayer {
 namespace sublayers {
 
 using attention::deep;
-using attention::Multiplied;
+using attention::TILED;
 
 constexpr int64_t PANEL = 4 * LANES;  // columns that are multiplied together
 constexpr int64_t TILE = 128;         // rows that go through a sub-layer together, or a sequence, if that is longer
+constexpr int64_t ALIGNED = 16;       // floats: what several threads or the unit for blocks work on begins so
+inline int64_t aligned(int64_t floats) { return (floats + ALIGNED - 1) / ALIGNED * ALIGNED; }
 
 // Numbers that follow each other, from here on, as they are multiplied over them: pairs of bf16 in the place of a float.
 template <class E>
@@ -103,7 +106,7 @@ inline void weave_turned(int64_t depth, int64_t w, F column, float* to) {
       Floats square[LANES];
 #pragma GCC unroll 16
       for (int i = 0; i < LANES; i++) square[i] = along<E>(column(n + i) + k * E::DEEP, depth - k * E::DEEP);
-      attention::turn(square);
+      turn(square);
 #pragma GCC unroll 16
       for (int i = 0; i < LANES; i++)
         if (k + i < most) store(to + (k + i) * w + n, square[i]);
@@ -116,83 +119,164 @@ inline void panels(int64_t width, F f) {
   for (int64_t n = 0; n < width; n += PANEL) f(n, std::min(PANEL, width - n));
 }
 
-// Rows of x times a matrix [depth, width] in panels: f(first column, columns, result [rows, PANEL]) panel by panel.
-template <class T, class F>
-inline void times(int64_t rows, const T* x, int64_t depth, const float* matrix, int64_t width, float* some, F f) {
-  using E = Multiplied<T>;
-  panels(width, [&](int64_t n, int64_t w) {
-    attention::product<E>(rows, deep<E>(depth), w, {reinterpret_cast<const float*>(x), depth / E::DEEP, 1},
-                          matrix + n * deep<E>(depth), w, some, PANEL);
-    f(n, w, some);
-  });
-}
+// How layers are packed for the way that E multiplies, and multiplied by.
+template <class E>
+struct Packing {
+  // Floats of a layer; and, for so many rows of a tile and the widest that they become, of room to work in.
+  static int64_t size(int64_t depth, int64_t width) { return aligned(deep<E>(depth) * width + LANES); }
+  static int64_t room(int64_t rows, int64_t widest) { return aligned(rows * (PANEL + widest) + PANEL * (rows + 1)); }
 
-// to [out, in] += gradᵀ x over rows; bias [out] += grad, summed over them.
-template <class T>
-inline void add_gradients(int64_t rows, const T* grad, int64_t out, const T* x, int64_t in, float* to, float* bias,
-                          float* woven, float* panel) {
-  using E = Multiplied<T>;
-  const float* left = attention::woven<E>(reinterpret_cast<const float*>(grad), rows, out, woven);
+  // Columns n to n + w of a factor of this depth: row(i) of column i; or, `across`, the part of its row i.
+  template <class F>
+  static void pack(bool across, int64_t depth, int64_t n, int64_t w, F row, float* to) {
+    across ? weave<E>(depth, w, row, to + n * deep<E>(depth)) : weave_turned<E>(depth, w, row, to + n * deep<E>(depth));
+  }
+
+  // Rows of x times a packed factor: f(first row, rows, first column, columns, result, its row) piece by piece.
+  template <class T, class F>
+  static void times(int64_t rows, const T* x, int64_t depth, const float* factor, int64_t width, float* some, F f) {
+    panels(width, [&](int64_t n, int64_t w) {
+      attention::product<E>(rows, deep<E>(depth), w, {reinterpret_cast<const float*>(x), depth / E::DEEP, 1},
+                            factor + n * deep<E>(depth), w, some, PANEL);
+      f(int64_t{0}, rows, n, w, some, PANEL);
+    });
+  }
+};
+
+// to [out, in] += gradᵀ x over rows.
+template <class E, class T>
+inline void add_gradients(int64_t rows, const T* grad, int64_t out, const T* x, int64_t in, float* to, float* some) {
+  float* panel = some + rows * out;
+  const float* left = attention::woven<E>(reinterpret_cast<const float*>(grad), rows, out, some);
   panels(in, [&](int64_t n, int64_t w) {
     weave<E>(rows, w, [&](int64_t k) { return x + k * in + n; }, panel);
     attention::product<E>(out, deep<E>(rows), w, {left, 1, out}, panel, w, to + n, in, 1.0f, true);
   });
-  panels(out, [&](int64_t n, int64_t w) {
-    for (int64_t i = 0; i < w; i += LANES) {
-      Floats sums = load(bias + n + i);
-      for (int64_t r = 0; r < rows; r++) sums += load(grad + r * out + n + i);
-      store(bias + n + i, sums);
-    }
-  });
 }
 
-// Everything that one call works on.
+// sums [width] += rows of x.
 template <class T>
+inline void add_rows(int64_t rows, const T* x, int64_t width, float* sums) {
+  for (int64_t i = 0; i < width; i += LANES) {
+    Floats all = load(sums + i);
+    for (int64_t r = 0; r < rows; r++) all += load(x + r * width + i);
+    store(sums + i, all);
+  }
+}
+
+#if defined(WEFT_TILES)
+using attention::Tiled;
+
+template <>
+struct Packing<Tiled> {
+  static int64_t size(int64_t depth, int64_t width) { return weft::tiles::packed(width, depth) / 2; }
+  static int64_t room(int64_t, int64_t widest) { return size(widest, weft::tiles::PAIR); }
+
+  template <class F>
+  static void pack(bool across, int64_t depth, int64_t n, int64_t w, F row, float* to) {
+    using namespace weft::tiles;
+    const int64_t apart = steps(depth) * BLOCK;
+    bf16* at = reinterpret_cast<bf16*>(to) + n / SIDE * apart;
+    across ? pack_columns(w, depth, row, false, at, apart) : pack_rows(w, depth, row, true, at, apart);
+  }
+
+  template <class F>
+  static void times(int64_t rows, const bf16* x, int64_t depth, const float* factor, int64_t width, float* some, F f) {
+    using namespace weft::tiles;
+    const int64_t apart = steps(depth) * BLOCK;
+    for (int64_t m = 0; m < rows; m += PAIR) {
+      const int64_t high = std::min(PAIR, rows - m);
+      Factor left = {x + m * depth, depth, SIDE * depth, DEPTH};
+      if (high % SIDE || depth % DEPTH) {
+        bf16* room = reinterpret_cast<bf16*>(some);
+        pack_rows(high, depth, [&](int64_t r) { return x + (m + r) * depth; }, false, room, apart);
+        left = in_blocks(room, apart);
+      }
+      Unit::written();
+      multiply(high, left, in_blocks(reinterpret_cast<const bf16*>(factor), apart), steps(depth), width,
+               [&](int64_t n, int64_t w, const float* z) { f(m, high, n, w, z, PAIR); });
+    }
+  }
+};
+
+// What the gradient of a layer is made of, in blocks: its output's gradients and its inputs, over the rows of some tiles.
+struct Kept {
+  bf16 *left, *right;
+  int64_t out, in, steps;  // of all these tiles
+
+  template <class T>
+  void keep(int64_t step, int64_t rows, const T* grad, const T* x) const {
+    using namespace weft::tiles;
+    pack_columns(out, rows, [&](int64_t k) { return grad + k * out; }, true, left + step * BLOCK, steps * BLOCK);
+    pack_columns(in, rows, [&](int64_t k) { return x + k * in; }, false, right + step * BLOCK, steps * BLOCK);
+  }
+
+  // A worker's share of the product of so many steps: into `to` [out, in], or onto what is there.
+  void multiply(int64_t depth, float* to, bool more, int worker, int workers) const {
+    using namespace weft::tiles;
+    const Factor a = in_blocks(left, steps * BLOCK), b = in_blocks(right, steps * BLOCK);
+    const bool by_rows = out >= in;  // the wider side is read once, the other from a nearer cache
+    const int64_t parts = blocks(by_rows ? out : in, PAIR);
+    Unit::written();
+    for (int64_t part = parts * worker / workers; part < parts * (worker + 1) / workers; part++) {
+      const int64_t at = part * PAIR;
+      if (by_rows)
+        multiply_into(std::min(PAIR, out - at), a.from(at), b, depth, in, to + at * in, in, more);
+      else
+        multiply_into(out, a, b.from(at), depth, std::min(PAIR, in - at), to + at, in, more);
+    }
+  }
+};
+#endif
+
+// Where the gradients of parameters go, or are added up.
+struct Gradients {
+  float *first, *first_bias, *last, *last_bias, *norm;
+};
+
+// Everything that one call works on.
+template <class T, class E>
 struct Work {
-  using E = Multiplied<T>;
   const Sublayer& s;
   const bool back, gated;
-  const int64_t dim, wide, inner, sequences, together, tiles, size;
+  const int64_t dim, wide, inner, sequences, together, count;
   float *first, *last;  // the layers in panels, as this pass multiplies by them
 
   Work(const Sublayer& s, bool back)
       : s(s), back(back), gated(!s.attention.rows && s.activation == SWIGLU), dim(s.norm.n), wide(s.first.out()),
         inner(s.last.in), sequences(s.norm.rows / s.length), together(std::max<int64_t>(1, TILE / s.length)),
-        tiles((sequences + together - 1) / together), size(gradients()) {}
+        count((sequences + together - 1) / together) {}
 
-  int64_t gradients() const { return wide * dim + wide + dim * inner + dim + 2 * dim; }
-  int64_t packed() const { return (wide + inner) * dim / E::DEEP + 2 * LANES; }
-  int64_t most() const { return together * s.length; }  // rows of a tile
+  int64_t size() const { return wide * dim + wide + dim * inner + 3 * dim; }  // of the gradients
+  int64_t most() const { return together * s.length; }                         // rows of a tile
+  int64_t packed_first() const { return back ? Packing<E>::size(wide, dim) : Packing<E>::size(dim, wide); }
+  int64_t packed_last() const { return back ? Packing<E>::size(dim, inner) : Packing<E>::size(inner, dim); }
 
-  // Floats that a thread needs.
+  Gradients gradients(float* at) const {
+    float *first_bias = at + wide * dim, *last = first_bias + wide, *last_bias = last + dim * inner;
+    return {at, first_bias, last, last_bias, last_bias + dim};
+  }
+
+  // Floats that a thread needs for a tile.
   int64_t room() const {
     const int64_t vectors = 2 * dim + inner + wide;  // of T
-    return 2 * dim + most() * (PANEL + std::max(wide, dim)) + PANEL * (most() + 1) + most() * vectors;
+    return aligned(2 * dim) + Packing<E>::room(most(), std::max({wide, inner, dim})) + aligned(most() * vectors);
   }
 
   // Panels from number `begin` on, each step-th.
   void pack(int begin, int step) {
     int turn = 0;
-    const auto each_panel = [&](int64_t width, auto f) {
+    const auto each_panel = [&](bool across, const Joined& layer, int64_t depth, int64_t width, float* to) {
       panels(width, [&](int64_t n, int64_t w) {
-        if (turn++ % step == begin) f(n, w);
+        if (turn++ % step != begin) return;
+        if (across)
+          Packing<E>::pack(true, depth, n, w, [&](int64_t k) { return layer.row(k) + n; }, to);
+        else
+          Packing<E>::pack(false, depth, n, w, [&](int64_t i) { return layer.row(n + i); }, to);
       });
     };
-    if (back) {
-      each_panel(dim, [&](int64_t n, int64_t w) {
-        weave<E>(wide, w, [&](int64_t k) { return s.first.row(k) + n; }, first + n * deep<E>(wide));
-      });
-      each_panel(inner, [&](int64_t n, int64_t w) {
-        weave<E>(dim, w, [&](int64_t k) { return s.last.row(k) + n; }, last + n * deep<E>(dim));
-      });
-    } else {
-      each_panel(wide, [&](int64_t n, int64_t w) {
-        weave_turned<E>(dim, w, [&](int64_t i) { return s.first.row(n + i); }, first + n * deep<E>(dim));
-      });
-      each_panel(dim, [&](int64_t n, int64_t w) {
-        weave_turned<E>(inner, w, [&](int64_t i) { return s.last.row(n + i); }, last + n * deep<E>(inner));
-      });
-    }
+    each_panel(back, s.first, back ? wide : dim, back ? dim : wide, first);
+    each_panel(back, s.last, back ? dim : inner, back ? inner : dim, last);
   }
 
   // What stands between the layers [count, inner], from what the first gave; and on the way back, its gradient.
@@ -235,138 +319,228 @@ struct Work {
     };
     a.q = places(x, wide), a.k = places(x + keys, wide), a.v = places(x + values, wide), a.out = places(out, inner);
     a.dq = places(dx, wide), a.dk = places(dx + keys, wide), a.dv = places(dx + values, wide);
-    weft::attend<T>(a, begin * a.groups, end * a.groups, back);
+    weft::attend<T, E>(a, begin * a.groups, end * a.groups, back);
   }
 
   void forward(int64_t tile, float* memory) const {
     const int64_t begin = tile * together, end = std::min(begin + together, sequences);
-    const int64_t from = begin * s.length, count = (end - begin) * s.length;
+    const int64_t from = begin * s.length, rows = (end - begin) * s.length;
     const T* x = static_cast<const T*>(s.norm.x) + from * dim;
     T *between = static_cast<T*>(s.between) + from * wide, *y = static_cast<T*>(s.y) + from * dim;
-    float* some = memory;
-    T* normed = reinterpret_cast<T*>(some + PANEL * count);
     T* inside = static_cast<T*>(s.inside) + from * inner;
-    normalise(s.norm, from, from + count, normed - from * dim);
-    times(count, normed, dim, first, wide, some, [&](int64_t n, int64_t w, const float* z) {
-      put(count, n, w, z, &s.first, between, wide);
+    T* normed = reinterpret_cast<T*>(memory);
+    float* some = memory + aligned(rows * dim);
+    normalise(s.norm, from, from + rows, normed - from * dim);
+    Packing<E>::times(rows, normed, dim, first, wide, some, [&](int64_t m, int64_t high, int64_t n, int64_t w, const float* z, int64_t row) {
+      put(high, n, w, z, row, &s.first, between + m * wide, wide);
     });
     if (s.attention.rows) {
-      turn(between, count, 1.0f);
+      turn(between, rows, 1.0f);
       attend(begin, end, between, inside, between);
     } else {
       with_activation(s.activation, [&](auto f) {
-        activations(count, [&](int64_t in, int64_t out, int64_t n) {
+        activations(rows, [&](int64_t in, int64_t out, int64_t n) {
           const T* given = between + in;
           activate<decltype(f)::value>(gated ? given + inner : given, gated ? given : nullptr, inside + out, n);
         });
       });
     }
-    times(count, inside, inner, last, dim, some, [&](int64_t n, int64_t w, const float* z) {
-      put(count, n, w, z, &s.last, y, dim, s.drop.kept == 0.0f ? x : nullptr);
+    Packing<E>::times(rows, inside, inner, last, dim, some, [&](int64_t m, int64_t high, int64_t n, int64_t w, const float* z, int64_t row) {
+      put(high, n, w, z, row, &s.last, y + m * dim, dim, s.drop.kept == 0.0f ? x + m * dim : nullptr);
     });
     if (s.drop.kept != 0.0f) {
       T* whole = static_cast<T*>(s.y);
-      weft::drop(s.drop, whole, static_cast<const T*>(s.norm.x), whole, from * dim, (from + count) * dim);
+      weft::drop(s.drop, whole, static_cast<const T*>(s.norm.x), whole, from * dim, (from + rows) * dim);
     }
   }
 
-  // Columns of y [count, width]: what a product gave, the bias of these layers, and more, if there are any.
-  void put(int64_t count, int64_t n, int64_t w, const float* z, const Joined* layers, T* y, int64_t width,
+  // Columns of y [rows, width]: what a product gave, the bias of these layers, and more, if there are any.
+  void put(int64_t rows, int64_t n, int64_t w, const float* z, int64_t row, const Joined* layers, T* y, int64_t width,
            const T* onto = nullptr) const {
     for (int64_t i = 0; i < w; i += LANES) {  // a vector's width of it is of one layer
       const float* bias = layers == nullptr ? nullptr : layers->bias_at(n + i);
       const Floats more = bias == nullptr ? Floats{} : load(bias);
-      for (int64_t r = 0; r < count; r++) {
-        const Floats sum = load(z + r * PANEL + i) + more;
+      for (int64_t r = 0; r < rows; r++) {
+        const Floats sum = load(z + r * row + i) + more;
         store(y + r * width + n + i, onto == nullptr ? sum : sum + load(onto + r * width + n + i));
       }
     }
   }
 
-  // Adds the gradients of the parameters to `to`.
-  void backward(int64_t tile, float* memory, float* to) const {
+  // The gradient of x; and add(of the last layer, the gradient of what it gave and what it took; rows) and the same of
+  // the first for the gradients of layers. Those of the rest are added to `to`.
+  template <class F>
+  void backward(int64_t tile, float* memory, const Gradients& to, F add) const {
     const int64_t begin = tile * together, end = std::min(begin + together, sequences);
-    const int64_t from = begin * s.length, count = (end - begin) * s.length;
+    const int64_t from = begin * s.length, rows = (end - begin) * s.length;
     T* between = static_cast<T*>(s.between) + from * wide;
     const T *grad = static_cast<const T*>(s.grad) + from * dim, *inside = static_cast<T*>(s.inside) + from * inner;
-    float *norms = memory, *some = norms + 2 * dim, *woven = some + PANEL * count;
-    float* panel = woven + count * std::max(wide, dim);
-    T* normed = reinterpret_cast<T*>(panel + PANEL * (count + 1));
-    T *added = normed + count * dim, *dinside = added + count * dim, *dbetween = dinside + count * inner;
-    float *dfirst = to, *dfirst_bias = dfirst + wide * dim, *dlast = dfirst_bias + wide;
-    float *dlast_bias = dlast + dim * inner, *dnorm = dlast_bias + dim;
+    float *norms = memory, *some = norms + aligned(2 * dim);
+    T* normed = reinterpret_cast<T*>(some + Packing<E>::room(most(), std::max({wide, inner, dim})));
+    T *added = normed + rows * dim, *dinside = added + rows * dim, *dbetween = dinside + rows * inner;
 
     const T* given = grad;  // the gradient of what the last layer gave
     if (s.drop.kept != 0.0f) {
-      weft::drop<T>(s.drop, static_cast<const T*>(s.grad), nullptr, added - from * dim, from * dim, (from + count) * dim);
+      weft::drop<T>(s.drop, static_cast<const T*>(s.grad), nullptr, added - from * dim, from * dim, (from + rows) * dim);
       given = added;
     }
-    times(count, given, dim, last, inner, some, [&](int64_t n, int64_t w, const float* z) {
-      put(count, n, w, z, nullptr, dinside, inner);
+    Packing<E>::times(rows, given, dim, last, inner, some, [&](int64_t m, int64_t high, int64_t n, int64_t w, const float* z, int64_t row) {
+      put(high, n, w, z, row, nullptr, dinside + m * inner, inner);
     });
     if (s.attention.rows) {
       attend(begin, end, between, dinside, dbetween);
-      turn(dbetween, count, -1.0f);
+      turn(dbetween, rows, -1.0f);
     } else {
       with_activation(s.activation, [&](auto f) {
-        activations(count, [&](int64_t in, int64_t out, int64_t n) {
+        activations(rows, [&](int64_t in, int64_t out, int64_t n) {
           const T *x = between + in + (gated ? inner : 0), *by = gated ? between + in : nullptr;
           T *dx = dbetween + in + (gated ? inner : 0), *dby = gated ? dbetween + in : nullptr;
           activate_back<decltype(f)::value>(x, by, dinside + out, dx, dby, n);
         });
       });
     }
-    add_gradients(count, given, dim, inside, inner, dlast, dlast_bias, woven, panel);
+    add(true, rows, given, inside, some);
+    add_rows(rows, given, dim, to.last_bias);
     T* dnormed = added;  // what was there is not needed any more
-    times(count, dbetween, wide, first, dim, some, [&](int64_t n, int64_t w, const float* z) {
-      put(count, n, w, z, nullptr, dnormed, dim);
+    Packing<E>::times(rows, dbetween, wide, first, dim, some, [&](int64_t m, int64_t high, int64_t n, int64_t w, const float* z, int64_t row) {
+      put(high, n, w, z, row, nullptr, dnormed + m * dim, dim);
     });
-    normalise(s.norm, from, from + count, normed - from * dim, true);
-    add_gradients(count, dbetween, wide, normed, dim, dfirst, dfirst_bias, woven, panel);
-    normalise_back(s.norm, from, from + count, dnormed - from * dim, static_cast<T*>(s.dx), norms,
+    normalise(s.norm, from, from + rows, normed - from * dim, true);
+    add(false, rows, dbetween, normed, some);
+    add_rows(rows, dbetween, wide, to.first_bias);
+    normalise_back(s.norm, from, from + rows, dnormed - from * dim, static_cast<T*>(s.dx), norms,
                    static_cast<const T*>(s.grad));
-    for (int64_t i = 0; i < 2 * dim; i += LANES) store(dnorm + i, load(dnorm + i) + load(norms + i));
+    for (int64_t i = 0; i < 2 * dim; i += LANES) store(to.norm + i, load(to.norm + i) + load(norms + i));
   }
 };
 
-}  // namespace sublayers
+// Memory of this thread, from which calls take what they need and leave it; others use it while it waits for them.
+class Memory {
+ public:
+  float* take(int64_t floats) { return (at += aligned(floats)) - aligned(floats); }
+  explicit Memory(int64_t floats) {
+    static thread_local std::vector<float> all;
+    all.resize(floats + ALIGNED);
+    at = all.data() + (-(reinterpret_cast<uintptr_t>(all.data()) / sizeof(float)) & (ALIGNED - 1));
+  }
 
-// The whole of a sub-layer, by several threads. A thread's share of the sequences depends on how many there are, and
-// with it the order in which gradients are summed; nothing else does.
-template <class T>
-inline void sublayer(const Sublayer& s, bool back, int threads) {
-  static thread_local std::vector<float> memory;  // of this call; others use it while it waits for them
-  sublayers::Work<T> work(s, back);
-  const int workers = int(std::max<int64_t>(1, std::min<int64_t>(threads, work.tiles)));
-  const int64_t own = work.room() + (back ? work.size : 0);
-  memory.resize(work.packed() + workers * own);
-  work.first = memory.data();
-  work.last = work.first + work.wide * work.dim / sublayers::Work<T>::E::DEEP;
-  float* rooms = memory.data() + work.packed();
+ private:
+  float* at;
+};
+
+// work(worker) for all workers; what is thrown in their threads is thrown here.
+template <class F>
+inline void all_of(int workers, F work) {
   std::atomic<bool> failed{false};  // what is thrown must not leave its thread
-  shared_out(workers, [&](int worker) { work.pack(worker, workers); });
-  const auto sums = [&](int worker) { return worker ? rooms + worker * own + work.room() : s.gradients; };
   shared_out(workers, [&](int worker) {
-    const int64_t begin = work.tiles * worker / workers, end = work.tiles * (worker + 1) / workers;
-    float* room = rooms + worker * own;
-    if (back) std::fill(sums(worker), sums(worker) + work.size, 0.0f);
     try {
-      for (int64_t tile = begin; tile < end; tile++)
-        back ? work.backward(tile, room, sums(worker)) : work.forward(tile, room);
+      work(worker);
     } catch (const std::bad_alloc&) {
       failed = true;
     }
   });
   if (failed) throw std::bad_alloc();
-  if (!back || workers == 1) return;
-  shared_out(workers, [&](int worker) {
-    const int64_t vectors = work.size / LANES;
-    const int64_t begin = vectors * worker / workers * LANES, end = vectors * (worker + 1) / workers * LANES;
-    for (int other = 1; other < workers; other++) {
-      const float* from = sums(other);
-      for (int64_t i = begin; i < end; i += LANES) store(s.gradients + i, load(s.gradients + i) + load(from + i));
-    }
+}
+
+template <class T, class E>
+inline void forward(Work<T, E>& work, int workers) {
+  const int64_t room = work.room();
+  Memory memory(work.packed_first() + work.packed_last() + workers * room + 4 * ALIGNED);
+  work.first = memory.take(work.packed_first()), work.last = memory.take(work.packed_last());
+  float* rooms = memory.take(workers * room);
+  all_of(workers, [&](int worker) { work.pack(worker, workers); });
+  all_of(workers, [&](int worker) {
+    const typename E::Unit unit;
+    for (int64_t tile = work.count * worker / workers; tile < work.count * (worker + 1) / workers; tile++)
+      work.forward(tile, rooms + worker * room);
   });
+}
+
+// A thread's share of the sequences depends on how many there are, and with it the order in which gradients are summed;
+// nothing else does.
+template <class T, class E>
+inline void backward(Work<T, E>& work, int workers) {
+  const int64_t room = work.room(), size = aligned(work.size());
+  Memory memory(work.packed_first() + work.packed_last() + workers * (room + size) + 4 * ALIGNED);
+  work.first = memory.take(work.packed_first()), work.last = memory.take(work.packed_last());
+  float *rooms = memory.take(workers * room), *others = memory.take(workers * size);
+  all_of(workers, [&](int worker) { work.pack(worker, workers); });
+  const auto sums = [&](int worker) { return worker ? others + worker * size : work.s.gradients; };
+  all_of(workers, [&](int worker) {
+    std::fill(sums(worker), sums(worker) + work.size(), 0.0f);
+    const Gradients to = work.gradients(sums(worker));
+    for (int64_t tile = work.count * worker / workers; tile < work.count * (worker + 1) / workers; tile++)
+      work.backward(tile, rooms + worker * room, to, [&](bool last, int64_t rows, const T* grad, const T* x, float* some) {
+        add_gradients<E>(rows, grad, last ? work.dim : work.wide, x, last ? work.inner : work.dim,
+                         last ? to.last : to.first, some);
+      });
+  });
+  if (workers == 1) return;
+  shared_out(workers, [&](int worker) {
+    const int64_t vectors = work.size() / LANES;
+    const int64_t begin = vectors * worker / workers * LANES, end = vectors * (worker + 1) / workers * LANES;
+    for (int other = 1; other < workers; other++)
+      for (int64_t i = begin; i < end; i += LANES)
+        store(work.s.gradients + i, load(work.s.gradients + i) + load(sums(other) + i));
+  });
+}
+
+#if defined(WEFT_TILES)
+// Here the gradients of layers are products over the rows of several tiles, so that sums stay where they are made and no
+// thread has any of its own. The rest is summed tile by tile. So nothing depends on the threads.
+inline void backward(Work<bf16, Tiled>& work, int workers) {
+  using weft::tiles::packed;
+  const int64_t room = work.room(), few = aligned(work.wide + 3 * work.dim), steps = weft::tiles::steps(work.most());
+  const int64_t some = std::min(work.count, std::max<int64_t>(workers, workers * 4 * TILE / work.most()));
+  const int64_t depth = some * steps * weft::tiles::DEPTH;
+  const int64_t sides[] = {packed(work.dim, depth), packed(work.inner, depth), packed(work.wide, depth)};
+  Memory memory(work.packed_first() + work.packed_last() + workers * room + work.count * few +
+                (2 * sides[0] + sides[1] + sides[2]) / 2 + 16 * ALIGNED);
+  work.first = memory.take(work.packed_first()), work.last = memory.take(work.packed_last());
+  float *rooms = memory.take(workers * room), *sums = memory.take(work.count * few);
+  const auto taken = [&](int64_t numbers) { return reinterpret_cast<bf16*>(memory.take(numbers / 2)); };
+  const Kept last = {taken(sides[0]), taken(sides[1]), work.dim, work.inner, some * steps};
+  const Kept first = {taken(sides[2]), taken(sides[0]), work.wide, work.dim, some * steps};
+  const Gradients to = work.gradients(work.s.gradients);
+  all_of(workers, [&](int worker) { work.pack(worker, workers); });
+  for (int64_t begin = 0; begin < work.count; begin += some) {
+    const int64_t end = std::min(begin + some, work.count);
+    all_of(workers, [&](int worker) {
+      const typename Tiled::Unit unit;
+      for (int64_t tile = begin + (end - begin) * worker / workers; tile < begin + (end - begin) * (worker + 1) / workers; tile++) {
+        float* own = sums + tile * few;
+        std::fill(own, own + few, 0.0f);
+        const Gradients here = {nullptr, own, nullptr, own + work.wide, own + work.wide + work.dim};
+        work.backward(tile, rooms + worker * room, here, [&](bool of_last, int64_t rows, const bf16* grad, const bf16* x, float*) {
+          (of_last ? last : first).keep((tile - begin) * steps, rows, grad, x);
+        });
+      }
+    });
+    const int64_t left = std::min(end * work.most(), work.s.norm.rows) - (end - 1) * work.most();  // rows of the last tile
+    const int64_t deep = (end - begin - 1) * steps + weft::tiles::steps(left);
+    all_of(workers, [&](int worker) {
+      const typename Tiled::Unit unit;
+      last.multiply(deep, to.last, begin > 0, worker, workers);
+      first.multiply(deep, to.first, begin > 0, worker, workers);
+    });
+  }
+  const auto summed = [&](float* at, int64_t n, int64_t from) {
+    std::fill(at, at + n, 0.0f);
+    for (int64_t tile = 0; tile < work.count; tile++) add(sums + tile * few + from, at, n);
+  };
+  summed(to.first_bias, work.wide, 0), summed(to.last_bias, work.dim, work.wide);
+  summed(to.norm, 2 * work.dim, work.wide + work.dim);
+}
+#endif
+
+}  // namespace sublayers
+
+// The whole of a sub-layer, by several threads.
+template <class T, class E>
+inline void sublayer(const Sublayer& s, bool back, int threads) {
+  sublayers::Work<T, E> work(s, back);
+  const int workers = int(std::max<int64_t>(1, std::min<int64_t>(threads, work.count)));
+  back ? sublayers::backward(work, workers) : sublayers::forward(work, workers);
 }
 
 }  // namespace weft
