@@ -146,7 +146,7 @@ inline void blocked(int64_t rows, int64_t depth, int64_t width, View a, const fl
   static thread_local std::vector<bf16> memory;
   const int64_t whole = depth / SIDE, rest = depth % SIDE, all = whole + (rest != 0), apart = all * BLOCK;
   const bool ready = a.column == 1 && rows % SIDE == 0 && !rest;
-  memory.resize((ready ? 0 : blocks(rows, SIDE) * apart) + (rest ? blocks(width, SIDE) * BLOCK : 0) + DEPTH);
+  at_least(memory, (ready ? 0 : blocks(rows, SIDE) * apart) + (rest ? blocks(width, SIDE) * BLOCK : 0) + DEPTH);
   bf16* left = memory.data();
   left += (64 - reinterpret_cast<uintptr_t>(left) % 64) / sizeof(bf16) % DEPTH;
   bf16* right = left + (ready ? 0 : blocks(rows, SIDE) * apart);
@@ -267,10 +267,10 @@ struct Room {
 
   Room(const Attention& a, int deep, std::vector<float>& memory, std::vector<int64_t>& bits)
       : wide((a.dim + deep * LANES - 1) / (deep * LANES) * (deep * LANES)), step(whole(a.keys)), words(step / 4 + 9) {
-    bits.resize(QUERIES * words);
+    at_least(bits, QUERIES * words);
     decisions = bits.data();
     const int64_t few = QUERIES * wide, keys = (a.keys + 1) * wide, turned = wide * step, scores = QUERIES * step;
-    memory.resize(5 * few + 6 * keys + 2 * turned + 4 * scores);
+    at_least(memory, 5 * few + 6 * keys + 2 * turned + 4 * scores);
     float* at = memory.data();
     const auto take = [&](int64_t count) { return (at += count) - count; };
     q = take(few), grad = take(few), some = take(few), woven_q = take(few), woven_grad = take(few);

@@ -60,7 +60,7 @@ struct Row {
 // Room for a row of floats: the row itself, if it is of floats, else `room`.
 inline float* wide(float* z, int64_t, std::vector<float>&) { return z; }
 inline float* wide(bf16*, int64_t n, std::vector<float>& room) {
-  room.resize(n);
+  at_least(room, n);
   return room.data();
 }
 inline void put_back(float*, const float*, int64_t) {}

@@ -420,7 +420,7 @@ class Memory {
   float* take(int64_t floats) { return (at += aligned(floats)) - aligned(floats); }
   explicit Memory(int64_t floats) {
     static thread_local std::vector<float> all;
-    all.resize(floats + ALIGNED);
+    at_least(all, floats + ALIGNED);
     at = all.data() + (-(reinterpret_cast<uintptr_t>(all.data()) / sizeof(float)) & (ALIGNED - 1));
   }
 

@@ -125,12 +125,6 @@ struct Room {
     at_least(room.keys, longest);
     return room;
   }
-
- private:
-  template <class T>
-  static void at_least(std::vector<T>& x, int64_t size) {
-    if (int64_t(x.size()) < size) x.resize(size);
-  }
 };
 
 // s = softmax(s) of `count` numbers; behind them there is room to the next multiple of LANES.
@@ -393,7 +387,7 @@ inline void best(const Model& m, const float* hidden, int rows, int k, const int
                  int64_t* tokens) {
   const int stride = SEEN, count = int(panels(m.output.out));
   static thread_local std::vector<float> logits;
-  if (int64_t(logits.size()) < int64_t(rows) * stride + GROUP) logits.resize(int64_t(rows) * stride + GROUP);
+  at_least(logits, int64_t(rows) * stride + GROUP);
   const Inputs inputs(hidden, rows, m.output.in, m.output.kind);
   std::vector<Best> found;
   for (int r = 0; r < rows; r++) found.push_back({values + int64_t(r) * k, tokens + int64_t(r) * k, k});
