@@ -113,7 +113,7 @@ def test_training_takes_them_where_they_are(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_what_is_compiled_has_a_name() -> None:
-    every = "expected some of losses, attention, rows, sublayers, not lossse"
+    every = "expected some of losses, attention, rows, sublayers, updates, not lossse"
     with pytest.raises(ValueError, match=every), compiled("lossse"):
         pass
 

@@ -221,7 +221,7 @@ def assert_same(one: Mapping[str, Any], other: Mapping[str, Any]) -> None:
 
 # Where a run can be stopped: before (0) or after (1) a call of this function.
 POINTS: dict[str, tuple[Any, str, int]] = {
-    "mid-step": (optim, "normalize", 0),
+    "mid-step": (optim, "shortened", 0),
     "after-update": (optim.Optimizer, "step", 1),
     "mid-log": (checkpoint.RunFolder, "log", 0),
     "mid-validation": (sys.modules[__name__], "validate", 0),

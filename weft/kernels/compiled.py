@@ -17,7 +17,7 @@ import torch
 
 from weft.kernels import native
 
-KINDS = ("losses", "attention", "rows", "sublayers")
+KINDS = ("losses", "attention", "rows", "sublayers", "updates")
 
 
 class _Block:

@@ -228,7 +228,6 @@ class _Training:
         self.state = _State(**stored)
         for tensors in self._tensors().values():
             self.ranks.share(tensors.values())
-        self.optimizer.begin_after(self.state.step)
         cast(Trainable, self.model).precision = PRECISIONS[self.precision]
         if fork:
             self.state.finished, self.state.waited = self.state.step >= self.config.steps, 0
@@ -325,12 +324,12 @@ class _Training:
         sums = self.ranks.sums(sums)
         gradients = self.optimizer.gradients()
         self.ranks.add_up(gradients)
-        norm = optim.normalize(gradients, max(int(sums["count"]), 1), self.config.clip)
+        norm, by = optim.shortened(gradients, max(int(sums["count"]), 1), self.config.clip)
         if not (math.isfinite(sums["loss"]) and math.isfinite(norm)):
             self.optimizer.clear()
             raise TrainingError(self._diverged(sums["loss"], norm))
         state.step += 1
-        rate = self.optimizer.step(state.step)
+        rate = self.optimizer.step(state.step, by)
         if self.mean:
             self.mean.update(state.step)
         state.tokens += int(sums["count"])

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from weft.config import TrainingConfig
+from weft.kernels import updates
 
 _MOMENTUM = 0.95  # of Muon, as its makers chose it
 _QUINTIC = (3.4445, -4.7750, 2.0315)  # of Newton–Schulz: the steepest at 0 that keeps singular values near 1
@@ -76,7 +77,6 @@ class Optimizer:
         self._alike = _alike(self._momenta)
         self._others = {name: p for name, p in self.parameters.items() if name not in hidden}
         self._moments = {name: _Moments(torch.zeros_like(p), torch.zeros_like(p)) for name, p in self._others.items()}
-        self._count = {p.device: torch.zeros((), device=p.device) for p in self._others.values()}  # of updates
 
     def gradients(self) -> list[Tensor]:
         """The gradient of each parameter, zeros for one that had no part."""
@@ -87,11 +87,16 @@ class Optimizer:
             found.append(p.grad)
         return found
 
-    def step(self, step: int) -> float:
-        """Make update number ``step`` = 1, 2, … from the gradients, forget them, and return the learning rate."""
-        rate = learning_rate(self.config, step)
-        self._adamw(rate)
-        self._muon(rate)
+    def step(self, step: int, by: float = 1.0) -> float:
+        """Make update number ``step`` = 1, 2, … from the gradients, times ``by``; forget them.
+
+        Returns:
+            The learning rate that it had.
+        """
+        rate, betas = learning_rate(self.config, step), (self.config.beta1, self.config.beta2)
+        with torch.no_grad():
+            updates.adamw(self._trained(), step, rate, by, betas, self.config.eps)
+            self._muon(rate, by)
         self.clear()
         return rate
 
@@ -106,49 +111,20 @@ class Optimizer:
         found |= {f"exp_avg_sq.{name}": moments.square for name, moments in self._moments.items()}
         return found | {f"momentum.{name}": momentum for name, momentum in self._momenta.items()}
 
-    def begin_after(self, step: int) -> None:
-        """Take the moments to be those after this step."""
-        for count in self._count.values():
-            count.fill_(float(step))
+    def _trained(self) -> list[updates.Trained]:
+        """What AdamW updates."""
+        decay, found = self.config.weight_decay, []
+        for name, p in self._others.items():
+            if p.grad is not None:
+                found.append(updates.Trained(p, p.grad, *self._moments[name], decay if p.dim() > 1 else 0.0))
+        return found
 
-    @torch.no_grad()
-    def _adamw(self, rate: float) -> None:
-        """The update of all other parameters, by the kernel of torch.optim.AdamW(fused=True).
-
-        One pass over each parameter: 3 M parameters on one core took 2.1 ms, 11 to 15 ms the other ways. Not by that
-        class itself, since to make one has torch import its compiler, which takes 2 s.
-        """
-        config = self.config
-        for count in self._count.values():
-            count.add_(1.0)
-        for decay, chosen in ((config.weight_decay, _is_matrix), (0.0, _is_vector)):
-            named = {name: p for name, p in self._others.items() if chosen(p) and p.grad is not None}
-            if not named:
-                continue
-            moments = [self._moments[name] for name in named]
-            torch._fused_adamw_(
-                list(named.values()),
-                [p.grad for p in named.values() if p.grad is not None],
-                [each.mean for each in moments],
-                [each.square for each in moments],
-                [],
-                [self._count[p.device] for p in named.values()],
-                lr=rate,
-                beta1=config.beta1,
-                beta2=config.beta2,
-                weight_decay=decay,
-                eps=config.eps,
-                amsgrad=False,
-                maximize=False,
-            )
-            torch.autograd.graph.increment_version(list(named.values()))  # the fused call does not count its changes
-
-    @torch.no_grad()
-    def _muon(self, rate: float) -> None:
+    def _muon(self, rate: float, by: float) -> None:
         """The update of the matrices that Muon has, those of one shape together."""
         for names in self._alike:
             parameters, momenta = ([of[name] for name in names] for of in (self.parameters, self._momenta))
             gradients = [p.grad if p.grad is not None else torch.zeros_like(p) for p in parameters]
+            torch._foreach_mul_(gradients, by)
             torch._foreach_lerp_(momenta, gradients, 1.0 - _MOMENTUM)
             ahead = torch._foreach_lerp(gradients, momenta, _MOMENTUM)  # a step ahead, as Nesterov has it
             updates = orthogonal(torch.stack(ahead)).unbind()
@@ -161,14 +137,6 @@ class _Moments(NamedTuple):
 
     mean: Tensor
     square: Tensor
-
-
-def _is_matrix(parameter: Tensor) -> bool:
-    return parameter.dim() > 1
-
-
-def _is_vector(parameter: Tensor) -> bool:
-    return parameter.dim() <= 1
 
 
 def linear_weights(model: nn.Module) -> set[str]:
@@ -223,19 +191,15 @@ def _factor(gram: Tensor) -> Tensor:
     return q
 
 
-def normalize(gradients: list[Tensor], count: int, clip: float) -> float:
-    """Divide gradients, which are sums over ``count`` tokens, by that; then shorten them to the norm ``clip``.
-
-    Both in one pass, in place.
+def shortened(gradients: list[Tensor], count: int, clip: float) -> tuple[float, float]:
+    """The norm of gradients that are sums over ``count`` tokens, divided by that; and what makes them that short.
 
     Returns:
-        The norm over all gradients before it was shortened. If that is no number, they stay as they were.
+        The norm, and the number by which they are to be multiplied, which also shortens them to the norm ``clip``.
     """
-    norm = float(torch.nn.utils.get_total_norm(gradients)) / count
-    if norm < float("inf"):  # and not NaN
-        shorter = min(clip / norm, 1.0) if clip and norm else 1.0
-        torch._foreach_mul_(gradients, shorter / count)
-    return norm
+    norm = updates.norm(gradients) / count
+    shorter = min(clip / norm, 1.0) if clip and norm else 1.0
+    return norm, shorter / count
 
 
 class Mean:

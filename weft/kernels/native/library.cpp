@@ -9,6 +9,7 @@
 #include "rows.h"
 #include "search.h"
 #include "sublayers.h"
+#include "updates.h"
 
 using namespace weft;
 
@@ -228,6 +229,28 @@ void weft_add(const bf16* x, float* to, int64_t count, int32_t threads) {
 void weft_drop(const Drop* a, int32_t narrow, const void* x, const void* onto, void* y, int32_t threads) {
   pass(a->count, threads, [&](int64_t begin, int64_t end) {
     with_type(narrow, [&](auto type) { drop(*a, as(type, x), as(type, onto), as(type, y), begin, end); });
+  });
+}
+
+// squares: the sum of those of all gradients.
+int32_t weft_squares(const Parameter* parameters, int32_t count, double* squares, int32_t threads) {
+  return memory_for([&] {
+    const auto pieces = updates::pieces(parameters, count);
+    std::vector<double> sums(pieces.size());
+    share(int(pieces.size()), threads, 2, 1 << 30, [&](int begin, int end) {
+      for (int i = begin; i < end; i++) sums[i] = updates::squares(pieces[i]);
+    });
+    *squares = 0.0;
+    for (double one : sums) *squares += one;
+  });
+}
+
+int32_t weft_adamw(const Parameter* parameters, int32_t count, const AdamW* a, int32_t threads) {
+  return memory_for([&] {
+    const auto pieces = updates::pieces(parameters, count);
+    share(int(pieces.size()), threads, 2, 1 << 30, [&](int begin, int end) {
+      for (int i = begin; i < end; i++) updates::update(pieces[i], *a);
+    });
   });
 }
 

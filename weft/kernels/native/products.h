@@ -57,6 +57,18 @@ inline Floats larger(Floats a, Floats b) {
 #endif
 }
 
+inline float root(float x) { return std::sqrt(x); }
+inline Floats root(Floats x) {
+#if defined(WEFT_AVX512)
+  return _mm512_sqrt_ps(x);
+#elif defined(WEFT_AVX2)
+  return _mm256_sqrt_ps(x);
+#else
+  for (int i = 0; i < LANES; i++) x[i] = std::sqrt(x[i]);
+  return x;
+#endif
+}
+
 inline Floats load(const bf16* at) {
 #if defined(WEFT_AVX2)
   const __m128i halves = _mm_loadu_si128(reinterpret_cast<const __m128i*>(at));

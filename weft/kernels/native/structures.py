@@ -137,3 +137,10 @@ class Additive(ctypes.Structure):
 
 class Look(ctypes.Structure):
     _fields_ = [(name, ctypes.c_void_p) for name in ("q", "weights", "out", "slopes", "dq")]
+
+
+class AdamW(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_float) for name in ("by", "rate", "beta1", "beta2", "eps")),
+        *((name, ctypes.c_double) for name in ("rest1", "rest2")),
+    ]
