@@ -14,7 +14,7 @@ from weft import record
 from weft.config import GPTConfig, TransformerConfig
 from weft.data.batching import Batch
 from weft.kernels import native, plain, steady, sublayers
-from weft.kernels.compiled import KINDS, compiled
+from weft.kernels.compiled import KINDS, compiled, multiplies
 from weft.kernels.mask import Mask
 from weft.layers.blocks import BlockConfig, DecoderBlock, EncoderBlock, through
 from weft.layers.relative import Rotary
@@ -54,7 +54,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def dtypes() -> Iterator[list[torch.dtype]]:
     """Of what can be compiled here."""
     with compiled("sublayers"):
-        yield [torch.float32, *([torch.bfloat16] if sublayers._multiplies_bf16() else [])]
+        yield [torch.float32, *([torch.bfloat16] if multiplies(torch.bfloat16) else [])]
 
 
 def made(**config: Any) -> EncoderBlock:
@@ -286,6 +286,17 @@ def test_layers_that_do_not_go_together_are_told() -> None:
             block(x)
 
 
+def test_what_is_saved_may_stand_elsewhere_on_the_way_back(calls: list[int]) -> None:
+    """As where it is moved to the disk meanwhile."""
+    torch.manual_seed(0)
+    block, x, by = made(dim=32, num_heads=2, ffn_dim=64), torch.randn(2, 5, 32), torch.randn(2, 5, 32)
+    expected = results(block, x, by, KINDS)
+    with torch.autograd.graph.saved_tensors_hooks(lambda saved: saved.clone(), lambda saved: saved.clone()):
+        found = results(block, x, by, KINDS)
+    assert calls == [2, 2]
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
 def test_parameters_of_another_shape_on_the_way_back_are_told() -> None:
     block, x = made(dim=32, num_heads=2, ffn_dim=64), torch.randn(2, 5, 32)
     with compiled(*KINDS):
@@ -295,12 +306,15 @@ def test_parameters_of_another_shape_on_the_way_back_are_told() -> None:
             loss.backward()
 
 
-def test_large_sub_layers_go_piece_by_piece(calls: list[int], dtypes: list[torch.dtype]) -> None:
-    block = EncoderBlock(BlockConfig(dim=512, num_heads=8, ffn_dim=2048))  # 1 and 2.1 million entries
+def test_large_sub_layers_go_piece_by_piece(
+    calls: list[int], dtypes: list[torch.dtype], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sublayers, "_LARGEST", 4 * 64 * 64)
+    block = EncoderBlock(BlockConfig(dim=64, num_heads=2, ffn_dim=256))  # attention has as many, the other twice that
     for dtype in dtypes:
         with compiled(*KINDS):
-            block(torch.randn(1, 3, 512).to(dtype))
-        assert calls == ([2] if dtype == torch.float32 else [1])  # in bf16 the attention alone
+            block(torch.randn(1, 3, 64).to(dtype))
+        assert calls == [1]
         calls.clear()
 
 

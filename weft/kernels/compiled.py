@@ -11,11 +11,13 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import torch
 
 from weft.kernels import native
+from weft.kernels.machine import cpu_instructions
 
 KINDS = ("losses", "attention", "rows", "sublayers", "updates")
 
@@ -48,6 +50,20 @@ def functions(kind: str) -> ctypes.CDLL | None:
     """What computes operations of this kind here; None if it is torch, as it is for what torch compiles itself."""
     last = _blocks[-1:]  # at once, as another thread may take it away
     return last[0].functions.get(kind) if last and not torch.compiler.is_compiling() else None
+
+
+@cache
+def multiplies(dtype: torch.dtype) -> bool:
+    """Whether compiled products of this dtype are as fast here as anything; asked where something is compiled.
+
+    Those of bf16 are by blocks, where the CPU can do that, else by vectors.
+    """
+    library = native.library()
+    if dtype != torch.bfloat16 or library is None:
+        return dtype == torch.float32
+    library.weft_multiplies_bf16.argtypes, library.weft_multiplies_bf16.restype = [], ctypes.c_int32
+    by = library.weft_multiplies_bf16()
+    return bool(by == 2 or (by == 1 and "amx_bf16" not in cpu_instructions()))
 
 
 def enough_memory(failed: Any, *_: Any) -> Any:

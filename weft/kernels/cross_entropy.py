@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from weft.kernels import losses
+from weft.kernels import losses, output
 from weft.kernels.linear import bf16_matmul
 from weft.kernels.plain import is_plain
 from weft.kernels.rows import add
@@ -205,11 +205,23 @@ def _chunks(rows: int, vocab_size: int) -> Iterator[slice]:
     return (slice(low, min(low + size, rows)) for low in range(0, rows, size))
 
 
+def _scaled(ctx: Any, by: Tensor) -> Iterator[Tensor | None]:
+    """The gradients that were kept, as far as they are wanted."""
+    wanted = zip(ctx.saved_tensors, ctx.needs_input_grad, strict=False)
+    return (grad * by if need else None for grad, need in wanted)
+
+
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, smoothing: float, train: bool
     ) -> tuple[Tensor, Tensor]:
+        if output.serves(weight, bias, rows):
+            costs, _, gradients = output.losses(weight, [rows], targets, smoothing, 0.0, train)
+            ctx.save_for_backward(*gradients, None)
+            nll, total = (x.to(weight.dtype) for x in costs.sum(0, dtype=torch.float64))
+            ctx.mark_non_differentiable(nll)
+            return total, nll
         layer = _Layer(rows, weight, bias)
         drows = torch.empty_like(rows) if train else None
         total, nll = rows.new_zeros(2, dtype=torch.float64).unbind()
@@ -241,8 +253,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dtotal: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        grads = (g * dtotal if need else None for g, need in zip(ctx.saved_tensors, ctx.needs_input_grad, strict=False))
-        return *grads, None, None, None
+        return *_scaled(ctx, dtotal), None, None, None
 
 
 class _LinearRDrop(torch.autograd.Function):
@@ -262,6 +273,15 @@ class _LinearRDrop(torch.autograd.Function):
         apart: float,
         train: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
+        if output.serves(weight, bias, a, b):
+            costs, far, gradients = output.losses(weight, [a, b], targets, smoothing, apart, train)
+            ctx.save_for_backward(*gradients, None)
+            nll, entropy = costs.sum(0, dtype=torch.float64)
+            divergence = far.sum(dtype=torch.float64)
+            total = entropy + apart * divergence
+            total, nll, divergence = (x.to(weight.dtype) for x in (total, nll, divergence))
+            ctx.mark_non_differentiable(nll, divergence)
+            return total, nll, divergence
         layer = _Layer(a, weight, bias)
         passes = (a, torch.empty_like(a)), (b, torch.empty_like(b))
         entropy, nll, divergence = a.new_zeros(3, dtype=torch.float64).unbind()
@@ -304,8 +324,7 @@ class _LinearRDrop(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dtotal: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
-        grads = (g * dtotal if need else None for g, need in zip(ctx.saved_tensors, ctx.needs_input_grad, strict=False))
-        return *grads, None, None, None, None
+        return *_scaled(ctx, dtotal), None, None, None, None
 
 
 def _valid(hidden: Tensor, weight: Tensor, targets: Tensor, smoothing: float, ignore: int) -> tuple[Tensor, Tensor]:

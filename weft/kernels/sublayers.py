@@ -20,10 +20,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from weft.kernels.compiled import enough_memory, functions
+from weft.kernels.compiled import enough_memory, functions, multiplies
 from weft.kernels.dropout import draw_key, keep_bound, keep_rate
 from weft.kernels.heads import MOST, described, is_simple, lengths_of
-from weft.kernels.machine import cpu_instructions
 from weft.kernels.mask import Mask, check_mask
 from weft.kernels.native.structures import Drop, Joined, Norming, Sublayer
 from weft.kernels.plain import is_plain
@@ -31,9 +30,7 @@ from weft.kernels.rows import ACTIVATIONS
 from weft.kernels.steady import is_steady
 
 _WHOLE = 16  # all widths are multiples of this: of the numbers of the widest vector
-# Entries of a sub-layer's matrices, at most: of larger ones the pieces are faster in bf16, and each thread has room of
-# its own for the gradients of them all (docs/performance.md).
-_LARGEST = {torch.bfloat16: 1_200_000, torch.float32: 1 << 22}
+_LARGEST = 1 << 24  # entries of a sub-layer's matrices, at most: up to half as many it was faster than the pieces
 
 Layer = tuple[Tensor, Tensor | None]  # weight [E, D], bias [E]
 
@@ -103,8 +100,7 @@ def serves(x: Tensor, sublayers: Sequence[SubLayer]) -> bool:
     """
     if not wanted() or x.dim() != 3 or not x.numel():
         return False
-    number = x.dtype == torch.float32 or (x.dtype == torch.bfloat16 and _multiplies_bf16())
-    return number and x.device.type == "cpu" and all(_fits(one, x) for one in sublayers)
+    return multiplies(x.dtype) and x.device.type == "cpu" and all(_fits(one, x) for one in sublayers)
 
 
 def _fits(one: SubLayer, x: Tensor) -> bool:
@@ -125,7 +121,7 @@ def _fits(one: SubLayer, x: Tensor) -> bool:
             return False
     fits = one.norm.weight.shape == (dim,) and back == dim and all(weight.shape[1] == dim for weight, _ in one.first)
     fits = fits and len({bias is None for _, bias in one.first}) == 1
-    return fits and all(n % _WHOLE == 0 for n in (dim, inner, *outs)) and dim * (sum(outs) + inner) <= _LARGEST[x.dtype]
+    return fits and all(n % _WHOLE == 0 for n in (dim, inner, *outs)) and dim * (sum(outs) + inner) <= _LARGEST
 
 
 def through(x: Tensor, sublayers: Sequence[SubLayer]) -> Tensor:
@@ -172,11 +168,12 @@ class _Through(torch.autograd.Function):
         spreads = x.new_empty(len(plans), rows, 2, dtype=torch.float32)
         kept = x.new_empty(rows * sum(dim + sum(plan.outs) + plan.inner for plan in plans) - rows * dim)
         y = torch.empty_like(x)
-        told, alive = _told(x, plans, parameters, spreads, kept, y)
+        told, alive = _told(x, plans, parameters, spreads, kept)
+        told[-1].y = y.data_ptr()
         _library().weft_sublayers(told, len(plans), False, torch.get_num_threads())
-        del alive
         ctx.save_for_backward(x, spreads, kept, *parameters)
         ctx.plans, ctx.shapes = plans, [_shape(p) for p in parameters]
+        ctx.told, ctx.places = (told, alive), _places(x, spreads, kept, *parameters)
         return y
 
     @staticmethod
@@ -193,7 +190,9 @@ class _Through(torch.autograd.Function):
         if [_shape(p) for p in parameters] != ctx.shapes:  # `.data` of another shape, which autograd does not see
             raise RuntimeError("a parameter has another shape than in the forward pass")
         plans, dim = ctx.plans, x.shape[2]
-        told, alive = _told(x, plans, parameters, spreads, kept, None)
+        told, alive = ctx.told
+        if _places(x, spreads, kept, *parameters) != ctx.places:  # moved, by hooks for what is saved, or by hand
+            told, alive = _told(x, plans, parameters, spreads, kept)
         sizes = [size for plan in plans for size in plan.sizes(dim)]
         gradients, dx = spreads.new_empty(sum(sizes)), torch.empty_like(x)
         between = x.new_empty(2 if len(plans) > 1 else 0, x.numel())  # gradients on the way, in turn
@@ -213,18 +212,21 @@ class _Through(torch.autograd.Function):
         return dx, None, *(None if p is None else g for p, g in zip(parameters, found, strict=True))
 
 
+def _places(*tensors: Tensor | None) -> list[int | None]:
+    return [_at(x) for x in tensors]
+
+
 def _told(
     x: Tensor,
     plans: Sequence[_Plan],
     parameters: Sequence[Tensor | None],
     spreads: Tensor,
     kept: Tensor,
-    y: Tensor | None,
 ) -> tuple[ctypes.Array[Sublayer], list[Tensor]]:
     """What the library is told of each sub-layer, and what must live until it has done it.
 
     ``kept`` has what each leaves for the way back: what the first layers gave, what the last took, and, but for the
-    last sub-layer, what came out.
+    last sub-layer, what came out, for which nobody asks on the way back.
     """
     (b, n, dim), narrow, given = x.shape, x.dtype == torch.bfloat16, iter(parameters)
     rows, size = b * n, x.element_size()
@@ -239,8 +241,7 @@ def _told(
         one.last = _joined([next(given)], [next(given)], [dim], plan.inner)
         one.length, one.between, one.inside = n, at, at + size * rows * wide
         at = one.inside + size * rows * plan.inner
-        begin = at if i + 1 < len(plans) or y is None else y.data_ptr()  # on the way back nobody asks for the last
-        one.y = begin
+        begin = one.y = at
         at += size * rows * dim
         if plan.dropout:
             bound, rate = keep_bound(plan.dropout), keep_rate(plan.dropout)
@@ -278,17 +279,9 @@ def _at(x: Tensor | None) -> int | None:
 
 
 @cache
-def _multiplies_bf16() -> bool:
-    """Whether bf16 is multiplied here as fast as anything: by blocks, where the CPU can do that, else by vectors."""
-    by = _library().weft_multiplies_bf16()
-    return bool(by == 2 or (by == 1 and "amx_bf16" not in cpu_instructions()))
-
-
-@cache
 def _library() -> ctypes.CDLL:
     found = functions("sublayers")
     assert found is not None
     found.weft_sublayers.argtypes = [ctypes.c_void_p, *[ctypes.c_int32] * 3]
     found.weft_sublayers.restype, found.weft_sublayers.errcheck = ctypes.c_int32, enough_memory
-    found.weft_multiplies_bf16.argtypes, found.weft_multiplies_bf16.restype = [], ctypes.c_int32
     return found

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "decisions.h"
+#include "memory.h"
 #include "products.h"
 #include "tiles.h"
 
@@ -97,45 +98,75 @@ inline void with_type(bool narrow, F f) {
 template <class E>
 inline int64_t deep(int64_t n) { return (n + E::DEEP - 1) / E::DEEP; }
 
-// c [R, V vectors] = by · a [R, depth] b [depth, V vectors], or that much more.
-template <class E, int R, int V>
-inline void tile(View a, const float* b, int64_t b_row, float* c, int64_t c_row, int64_t depth, float by, bool more) {
-  Floats sums[R][V] = {};
-  for (int64_t k = 0; k < depth; k++) {
-    Floats right[V];
-#pragma GCC unroll 4
-    for (int v = 0; v < V; v++) right[v] = load(b + k * b_row + v * LANES);
-#pragma GCC unroll 8
-    for (int r = 0; r < R; r++) {
-      const Floats left = E::every(a.at + r * a.row + k * a.column);
-#pragma GCC unroll 4
-      for (int v = 0; v < V; v++) sums[r][v] = E::add(sums[r][v], left, right[v]);
-    }
+// Where a product goes: into c, times `by`; or, if by is 1, the sums that are there go on.
+struct Into {
+  float* c;
+  int64_t row;
+  float by;
+  bool more;
+  Floats start(int64_t r, int64_t n) const { return more ? load(c + r * row + n) : Floats{}; }
+  auto column(int64_t n) const {
+    return [this, n](int64_t r, Floats sum) { store(c + r * row + n, sum * by); };
   }
+};
+// To f(a column)(a row, a vector of sums).
+template <class F>
+struct To {
+  F f;
+  Floats start(int64_t, int64_t) const { return Floats{}; }
+  auto column(int64_t n) const { return f(n); }
+};
+
+// R rows from `row` on and V vectors from `n` on of a [rows, depth] b [depth, width].
+template <class E, int R, int V, class Out>
+inline void tile(View a, const float* b, int64_t b_row, int64_t depth, int64_t row, int64_t n, const Out& out) {
+  Floats sums[R][V];
 #pragma GCC unroll 8
   for (int r = 0; r < R; r++)
 #pragma GCC unroll 4
-    for (int v = 0; v < V; v++) {
-      float* to = c + r * c_row + v * LANES;
-      store(to, more ? load(to) + sums[r][v] * by : sums[r][v] * by);
+    for (int v = 0; v < V; v++) sums[r][v] = out.start(row + r, n + v * LANES);
+  const float* left = a.at + row * a.row;
+  for (int64_t k = 0; k < depth; k++) {
+    Floats right[V];
+#pragma GCC unroll 4
+    for (int v = 0; v < V; v++) right[v] = load(b + k * b_row + n + v * LANES);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++) {
+      const Floats one = E::every(left + r * a.row + k * a.column);
+#pragma GCC unroll 4
+      for (int v = 0; v < V; v++) sums[r][v] = E::add(sums[r][v], one, right[v]);
     }
+  }
+#pragma GCC unroll 4
+  for (int v = 0; v < V; v++) {
+    const auto put = out.column(n + v * LANES);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++) put(row + r, sums[r][v]);
+  }
 }
 
-template <class E, int R, int V>
-inline void rest(int64_t rows, View a, const float* b, int64_t b_row, float* c, int64_t c_row, int64_t depth, float by,
-                 bool more) {
+template <class E, int R, int V, class Out>
+inline void rest(int64_t rows, View a, const float* b, int64_t b_row, int64_t depth, int64_t row, int64_t n,
+                 const Out& out) {
   if constexpr (R > 0)
-    rows == R ? tile<E, R, V>(a, b, b_row, c, c_row, depth, by, more)
-              : rest<E, R - 1, V>(rows, a, b, b_row, c, c_row, depth, by, more);
+    rows == R ? tile<E, R, V>(a, b, b_row, depth, row, n, out) : rest<E, R - 1, V>(rows, a, b, b_row, depth, row, n, out);
 }
 
-template <class E, int V>
-inline void columns(int64_t rows, View a, const float* b, int64_t b_row, float* c, int64_t c_row, int64_t depth,
-                    float by, bool more) {
+template <class E, int V, class Out>
+inline void columns(int64_t rows, View a, const float* b, int64_t b_row, int64_t depth, int64_t n, const Out& out) {
   constexpr int R = HIGH<V>;
-  for (; rows >= R; rows -= R, a.at += R * a.row, c += R * c_row)
-    tile<E, R, V>(a, b, b_row, c, c_row, depth, by, more);
-  rest<E, R - 1, V>(rows, a, b, b_row, c, c_row, depth, by, more);
+  int64_t row = 0;
+  for (; row + R <= rows; row += R) tile<E, R, V>(a, b, b_row, depth, row, n, out);
+  rest<E, R - 1, V>(rows - row, a, b, b_row, depth, row, n, out);
+}
+
+// a [rows, depth] b [depth, width], whose width is in whole vectors.
+template <class E, class Out>
+inline void multiplied(int64_t rows, int64_t depth, int64_t width, View a, const float* b, int64_t b_row, const Out& out) {
+  int64_t n = 0;
+  for (; n + 4 * LANES <= width; n += 4 * LANES) columns<E, 4>(rows, a, b, b_row, depth, n, out);
+  for (; n + 2 * LANES <= width; n += 2 * LANES) columns<E, 2>(rows, a, b, b_row, depth, n, out);
+  if (n < width) columns<E, 1>(rows, a, b, b_row, depth, n, out);
 }
 
 #if defined(WEFT_TILES)
@@ -180,18 +211,15 @@ inline void blocked(int64_t rows, int64_t depth, int64_t width, View a, const fl
 }
 #endif
 
-// c [rows, width] = by · a [rows, depth] b [depth, width], or that much more; the width is in whole vectors. Nothing is
-// scaled that is added to.
+// c [rows, width] = by · a [rows, depth] b [depth, width]; or, if by is 1, the sums that are there go on. The width is in
+// whole vectors.
 template <class E>
 inline void product(int64_t rows, int64_t depth, int64_t width, View a, const float* b, int64_t b_row, float* c,
                     int64_t c_row, float by = 1.0f, bool more = false) {
 #if defined(WEFT_TILES)
   if constexpr (TILED<E>) return blocked(rows, depth, width, a, b, b_row, c, c_row, by, more);
 #endif
-  int64_t at = 0;
-  for (; at + 4 * LANES <= width; at += 4 * LANES) columns<E, 4>(rows, a, b + at, b_row, c + at, c_row, depth, by, more);
-  for (; at + 2 * LANES <= width; at += 2 * LANES) columns<E, 2>(rows, a, b + at, b_row, c + at, c_row, depth, by, more);
-  for (; at < width; at += LANES) columns<E, 1>(rows, a, b + at, b_row, c + at, c_row, depth, by, more);
+  multiplied<E>(rows, depth, width, a, b, b_row, Into{c, c_row, by, more});
 }
 
 template <class T>
@@ -210,8 +238,12 @@ inline void read(const Heads& x, int64_t row, int64_t head, int64_t first, int64
       std::fill(to + dim, to + wide, 0.0f);
     } else {
       T* narrow = reinterpret_cast<T*>(to);
-      std::copy_n(from, dim, narrow);
-      std::fill(narrow + dim, narrow + wide, T{});
+      const int64_t whole = dim / LANES * LANES;
+      for (int64_t i = 0; i < whole; i += LANES) std::memcpy(narrow + i, from + i, LANES * sizeof(T));  // a vector
+      if (whole < wide) {
+        std::copy(from + whole, from + dim, narrow + whole);
+        std::fill(narrow + dim, narrow + wide, T{});
+      }
     }
   }
 }

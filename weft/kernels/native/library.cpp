@@ -1,4 +1,5 @@
-// What Python calls; see weft/models/compiled.py and weft/kernels/losses.py, heads.py, rows.py and additive.py.
+// What Python calls; see weft/models/compiled.py and weft/kernels/losses.py, output.py,
+// heads.py, rows.py, sublayers.py, additive.py and updates.py.
 
 #include <atomic>
 #include <new>
@@ -6,6 +7,7 @@
 #include "additive.h"
 #include "attention.h"
 #include "losses.h"
+#include "output.h"
 #include "rows.h"
 #include "search.h"
 #include "sublayers.h"
@@ -108,7 +110,7 @@ int32_t weft_cross_entropy(void* z, int32_t narrow, int32_t rows, int64_t n, con
   return memory_for([&] {
     share(rows, threads, FEW, rows + 1, [&](int begin, int end) {
       with_type(narrow, [&](auto type) {
-        cross_entropy(as(type, z) + begin * n, end - begin, n, targets + begin, smoothing, train, costs + begin);
+        cross_entropy(as(type, z) + begin * n, end - begin, n, n, targets + begin, smoothing, train, costs + begin);
       });
     });
   });
@@ -119,9 +121,17 @@ int32_t weft_rdrop(void* z, void* y, int32_t narrow, int32_t rows, int64_t n, co
   return memory_for([&] {
     share(rows, threads, FEW, rows + 1, [&](int begin, int end) {
       with_type(narrow, [&](auto type) {
-        rdrop(as(type, z) + begin * n, as(type, y) + begin * n, end - begin, n, targets + begin, smoothing, apart,
+        rdrop(as(type, z) + begin * n, as(type, y) + begin * n, end - begin, n, n, targets + begin, smoothing, apart,
               train, costs + begin, divergences + begin);
       });
+    });
+  });
+}
+
+int32_t weft_output(const Output* o, int32_t threads) {
+  return memory_for([&] {
+    attention::with_type(o->narrow, [&](auto number, auto engine) {
+      output<decltype(number), decltype(engine)>(*o, threads);
     });
   });
 }

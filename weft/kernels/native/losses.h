@@ -1,6 +1,7 @@
 // Cross entropy of logits, row by row, while a row is near: the losses, and in place of the logits their gradients.
 #pragma once
 
+#include "memory.h"
 #include "products.h"
 #include "threads.h"
 
@@ -69,12 +70,13 @@ inline void put_back(bf16* z, const float* room, int64_t n) {
 }
 
 // z [rows, n] becomes its own gradient, if so wanted; costs [rows].
+// `apart` numbers from one row to the next.
 template <class T>
-inline void cross_entropy(T* z, int64_t rows, int64_t n, const int64_t* targets, float smoothing, bool train,
-                          Cost* costs) {
+inline void cross_entropy(T* z, int64_t rows, int64_t n, int64_t apart, const int64_t* targets, float smoothing,
+                          bool train, Cost* costs) {
   std::vector<float> room;
   const float spread = smoothing / float(n);
-  for (int64_t r = 0; r < rows; r++, z += n) {
+  for (int64_t r = 0; r < rows; r++, z += apart) {
     float* e = wide(z, n, room);
     const Row row(z, e, n, targets[r], smoothing);
     costs[r] = row.cost;
@@ -85,15 +87,15 @@ inline void cross_entropy(T* z, int64_t rows, int64_t n, const int64_t* targets,
   }
 }
 
-// Of the rows of two passes the mean of both costs, and how far p and q are apart: divergences [rows]; the formulas are
-// in kernels/cross_entropy.py.
+// Of the rows of two passes the mean of both costs, and how far p and q are apart: divergences [rows], of this weight;
+// the formulas are in kernels/cross_entropy.py.
 template <class T>
-inline void rdrop(T* z, T* y, int64_t rows, int64_t n, const int64_t* targets, float smoothing, float apart, bool train,
-                  Cost* costs, float* divergences) {
+inline void rdrop(T* z, T* y, int64_t rows, int64_t n, int64_t apart, const int64_t* targets, float smoothing,
+                  float weight, bool train, Cost* costs, float* divergences) {
   std::vector<float> gap(n);  // log p − log q
   std::vector<float> room, more_room;
-  const float half = apart / 2, spread = smoothing / 2 / float(n);
-  for (int64_t r = 0; r < rows; r++, z += n, y += n) {
+  const float half = weight / 2, spread = smoothing / 2 / float(n);
+  for (int64_t r = 0; r < rows; r++, z += apart, y += apart) {
     float *e = wide(z, n, room), *f = wide(y, n, more_room), *ratio = gap.data();
     each(n, [&](auto at) { at.put(ratio, at.get(z) - at.get(y)); });
     const Row one(z, e, n, targets[r], smoothing), two(y, f, n, targets[r], smoothing);
@@ -103,7 +105,7 @@ inline void rdrop(T* z, T* y, int64_t rows, int64_t n, const int64_t* targets, f
     const float backward = -two.by * total(n, [&](auto at) { return at.get(f) * (at.get(ratio) + between); });
     divergences[r] = (forward + backward) / 2;
     if (!train) continue;
-    const float of_p = (1 + apart * (1 - forward)) / 2, of_q = (1 + apart * (1 - backward)) / 2;
+    const float of_p = (1 + weight * (1 - forward)) / 2, of_q = (1 + weight * (1 - backward)) / 2;
     each(n, [&](auto at) {
       const auto p = at.get(e) * one.by, q = at.get(f) * two.by, by = (at.get(ratio) + between) * half;
       at.put(e, p * (by + of_p) - q * half - spread);

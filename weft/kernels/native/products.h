@@ -221,12 +221,6 @@ inline bool any(Ints x) {
   return z != 0;
 }
 
-// Makes x that large, if it is not: what it has stays as it is, and is not filled again.
-template <class T>
-inline void at_least(std::vector<T>& x, int64_t size) {
-  if (int64_t(x.size()) < size) x.resize(size);
-}
-
 // Of a and b every other `half` numbers: those of a, and where a has the others, those of b; from `first` on.
 template <int half, int first, int... i>
 inline Floats mixed(Floats a, Floats b, std::integer_sequence<int, i...>) {

@@ -128,6 +128,19 @@ class Sublayer(ctypes.Structure):
     ]
 
 
+class Output(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in ("rows", "dim", "words")),
+        ("x", ctypes.c_void_p * 2),
+        *((name, ctypes.c_void_p) for name in ("weight", "targets")),
+        *((name, ctypes.c_float) for name in ("smoothing", "apart")),
+        ("narrow", ctypes.c_int32),
+        *((name, ctypes.c_void_p) for name in ("costs", "divergences")),
+        ("dx", ctypes.c_void_p * 2),
+        ("dweight", ctypes.c_void_p),
+    ]
+
+
 class Additive(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_int64) for name in ("rows", "keys", "dim", "width")),

@@ -1,6 +1,8 @@
 // Work for several threads.
 #pragma once
 
+#include <atomic>
+#include <new>
 #include <thread>
 #include <vector>
 
@@ -25,6 +27,20 @@ void shared_out(int workers, F work) {
 #else
   at_once(workers, work);
 #endif
+}
+
+// work(worker) for all workers; what is thrown in their threads is thrown here.
+template <class F>
+inline void all_of(int workers, F work) {
+  std::atomic<bool> failed{false};  // what is thrown must not leave its thread
+  shared_out(workers, [&](int worker) {
+    try {
+      work(worker);
+    } catch (const std::bad_alloc&) {
+      failed = true;
+    }
+  });
+  if (failed) throw std::bad_alloc();
 }
 
 }  // namespace weft

@@ -120,8 +120,15 @@ struct Factor {
   const bf16* at;
   int64_t row, beside, deeper;
   Factor from(int64_t side) const { return {at + side / SIDE * beside, row, beside, deeper}; }
+  Factor deep(int64_t steps) const { return {at + steps * deeper, row, beside, deeper}; }
 };
 inline Factor in_blocks(const bf16* at, int64_t apart) { return {at, DEPTH, apart, BLOCK}; }
+// x [rows, depth], whose rows are x_row numbers apart, as a left factor: where it stands, or packed into `room`.
+inline Factor left_factor(int64_t rows, const bf16* x, int64_t x_row, int64_t depth, bf16* room) {
+  if (rows % SIDE == 0 && depth % DEPTH == 0) return {x, x_row, SIDE * x_row, DEPTH};
+  pack_rows(rows, depth, [&](int64_t r) { return x + r * x_row; }, false, room, steps(depth) * BLOCK);
+  return in_blocks(room, steps(depth) * BLOCK);
+}
 
 // R × C blocks of sums begin with what is at c, or with 0; take so many steps more; are put at c.
 template <int R, int C>

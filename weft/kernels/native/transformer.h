@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "activations.h"
+#include "memory.h"
 #include "products.h"
 
 namespace weft {
