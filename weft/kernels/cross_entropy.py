@@ -206,9 +206,10 @@ def _chunks(rows: int, vocab_size: int) -> Iterator[slice]:
 
 
 def _scaled(ctx: Any, by: Tensor) -> Iterator[Tensor | None]:
-    """The gradients that were kept, as far as they are wanted."""
+    """The gradients that were kept, as far as they are wanted: as they are where the loss itself is differentiated."""
     wanted = zip(ctx.saved_tensors, ctx.needs_input_grad, strict=False)
-    return (grad * by if need else None for grad, need in wanted)
+    as_kept = by.is_cpu and float(by) == 1.0
+    return ((grad if as_kept else grad * by) if need else None for grad, need in wanted)
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -338,14 +339,21 @@ def _valid(hidden: Tensor, weight: Tensor, targets: Tensor, smoothing: float, ig
     if targets.dtype != torch.int64 or targets.device != hidden.device:
         raise ValueError(f"targets are {targets.dtype} on {targets.device}: expected torch.int64 on {hidden.device}")
     rows, wanted = _rows(hidden, weight), targets.flatten().contiguous()
+    if _are_words(wanted, weight) and not 0 <= ignore < len(weight):
+        return rows, wanted
     counted = wanted != ignore
     if not bool(counted.all()):
         places = counted.nonzero()[:, 0]
         rows, wanted = rows.index_select(0, places), wanted.index_select(0, places)
-    if len(wanted) and (int(wanted.min()) < 0 or int(wanted.max()) >= len(weight)):
+    if not _are_words(wanted, weight):
         wrong = wanted[(wanted < 0) | (wanted >= len(weight))][0]
         raise ValueError(f"target {int(wrong)} is not a word: expected 0 … {len(weight) - 1}, or {ignore} to ignore")
     return rows, wanted
+
+
+def _are_words(targets: Tensor, weight: Tensor) -> bool:
+    low, high = targets.aminmax() if len(targets) else (0, 0)
+    return int(low) >= 0 and int(high) < len(weight)
 
 
 def _rows(hidden: Tensor, weight: Tensor) -> Tensor:

@@ -117,7 +117,7 @@ def _fits(one: SubLayer, x: Tensor) -> bool:
     if outs != expected or inner != outs[0] or one.dropout >= 1.0:
         return False
     for p in one.parameters():
-        if p is not None and (p.dtype != torch.float32 or p.device != x.device or not p.is_contiguous()):
+        if p is not None and not (p.dtype is torch.float32 and p.is_cpu and p.is_contiguous()):
             return False
     fits = one.norm.weight.shape == (dim,) and back == dim and all(weight.shape[1] == dim for weight, _ in one.first)
     fits = fits and len({bias is None for _, bias in one.first}) == 1

@@ -273,7 +273,8 @@ def through(
     rotary: Rotation | None = None,
 ) -> Tensor:
     """x [B, N, D] through these blocks, one after the other: in one compiled call where all of them are plain."""
-    whole = [one for block in blocks if is_bare(block, EncoderBlock) for one in _wholes(block, mask, bias, rotary)]
+    bare = [block for block in blocks if is_bare(block, EncoderBlock)] if sublayers.wanted() else []
+    whole = [one for block in bare for one in _wholes(block, mask, bias, rotary)]
     if whole and len(whole) == 2 * len(blocks) and sublayers.serves(x, whole):
         return sublayers.through(x, whole)
     for block in blocks:
