@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from math import cos, pi, sqrt
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -75,8 +74,12 @@ class Optimizer:
         hidden = linear_weights(model) if config.optimizer == "muon" else set()
         self._momenta = {name: torch.zeros_like(self.parameters[name]) for name in self.parameters if name in hidden}
         self._alike = _alike(self._momenta)
-        self._others = {name: p for name, p in self.parameters.items() if name not in hidden}
-        self._moments = {name: _Moments(torch.zeros_like(p), torch.zeros_like(p)) for name, p in self._others.items()}
+        decay = config.weight_decay
+        self._trained = {
+            name: updates.Trained(p, torch.zeros_like(p), torch.zeros_like(p), decay if p.dim() > 1 else 0.0)
+            for name, p in self.parameters.items()
+            if name not in hidden
+        }
 
     def gradients(self) -> list[Tensor]:
         """The gradient of each parameter, zeros for one that had no part."""
@@ -95,7 +98,7 @@ class Optimizer:
         """
         rate, betas = learning_rate(self.config, step), (self.config.beta1, self.config.beta2)
         with torch.no_grad():
-            updates.adamw(self._trained(), step, rate, by, betas, self.config.eps)
+            updates.adamw(list(self._trained.values()), step, rate, by, betas, self.config.eps)
             self._muon(rate, by)
         self.clear()
         return rate
@@ -107,17 +110,9 @@ class Optimizer:
 
     def tensors(self) -> dict[str, Tensor]:
         """The moments by name, to be stored or overwritten in place."""
-        found = {f"exp_avg.{name}": moments.mean for name, moments in self._moments.items()}
-        found |= {f"exp_avg_sq.{name}": moments.square for name, moments in self._moments.items()}
+        found = {f"exp_avg.{name}": one.mean for name, one in self._trained.items()}
+        found |= {f"exp_avg_sq.{name}": one.square for name, one in self._trained.items()}
         return found | {f"momentum.{name}": momentum for name, momentum in self._momenta.items()}
-
-    def _trained(self) -> list[updates.Trained]:
-        """What AdamW updates."""
-        decay, found = self.config.weight_decay, []
-        for name, p in self._others.items():
-            if p.grad is not None:
-                found.append(updates.Trained(p, p.grad, *self._moments[name], decay if p.dim() > 1 else 0.0))
-        return found
 
     def _muon(self, rate: float, by: float) -> None:
         """The update of the matrices that Muon has, those of one shape together."""
@@ -130,13 +125,6 @@ class Optimizer:
             updates = orthogonal(torch.stack(ahead)).unbind()
             torch._foreach_mul_(parameters, 1.0 - rate * self.config.weight_decay)
             torch._foreach_add_(parameters, updates, alpha=-rate * 0.2 * sqrt(max(parameters[0].shape)))
-
-
-class _Moments(NamedTuple):
-    """What AdamW remembers of a parameter: the means of its gradient and of its square."""
-
-    mean: Tensor
-    square: Tensor
 
 
 def linear_weights(model: nn.Module) -> set[str]:
