@@ -248,6 +248,22 @@ inline void read(const Heads& x, int64_t row, int64_t head, int64_t first, int64
   }
 }
 
+// Pairs of what stands below each other in two rows of so many numbers, in whole vectors; `high` may be missing.
+inline void pairs(const bf16* low, const bf16* high, int64_t count, float* to) {
+  int64_t i = 0;
+#if defined(WEFT_AVX512)
+  __m512i first, second;  // of 32 pairs, where the numbers of the first 16 stand, and of the others
+  for (int j = 0; j < 32; j++) ((Shorts&)first)[j] = j / 2 + j % 2 * 32, ((Shorts&)second)[j] = 16 + j / 2 + j % 2 * 32;
+  for (; i + 2 * LANES <= count; i += 2 * LANES) {
+    const __m512i a = _mm512_loadu_si512(low + i), b = high == nullptr ? __m512i{} : _mm512_loadu_si512(high + i);
+    store(to + i, (Floats)_mm512_permutex2var_epi16(a, first, b));
+    store(to + i + LANES, (Floats)_mm512_permutex2var_epi16(a, second, b));
+  }
+#endif
+  for (; i < count; i += LANES)
+    store(to + i, (Floats)((Words)load(low + i) >> 16 | (high == nullptr ? Words{} : (Words)load(high + i))));
+}
+
 // The same, to be multiplied over the tokens: [count / DEEP, wide]. In `room`, if they must stand otherwise for that.
 template <class E>
 inline const float* woven(const float* rows, int64_t count, int64_t wide, float* room) {
@@ -255,12 +271,9 @@ inline const float* woven(const float* rows, int64_t count, int64_t wide, float*
     return rows;
   } else {
     const auto* from = reinterpret_cast<const bf16*>(rows);
-    auto* to = reinterpret_cast<uint32_t*>(room);
+    float* to = room;
     for (int64_t n = 0; n < count; n += 2, from += 2 * wide, to += wide)
-      for (int64_t i = 0; i < wide; i += LANES) {
-        const Floats low = load(from + i), high = n + 1 < count ? load(from + wide + i) : Floats{};
-        *reinterpret_cast<Words*>(to + i) = (Words)low >> 16 | (Words)high;
-      }
+      pairs(from, n + 1 < count ? from + wide : nullptr, wide, to);
     return room;
   }
 }

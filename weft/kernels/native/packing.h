@@ -31,7 +31,6 @@ inline Floats along(const float* at, int64_t count) {
   }
 }
 
-inline Floats rounded(const bf16* at) { return load(at); }
 inline Floats rounded(const float* at) {
   bf16 few[LANES];
   store(few, load(at));
@@ -41,14 +40,19 @@ inline Floats rounded(const float* at) {
 // A panel of a matrix [depth, w] for products over its depth: [depth / DEEP, w]; row(k): where its row k stands.
 template <class E, class F>
 inline void weave(int64_t depth, int64_t w, F row, float* to) {
+  constexpr bool NARROW = std::is_same_v<decltype(row(0)), const bf16*>;
   for (int64_t k = 0; k < depth; k += E::DEEP, to += w)
-    for (int64_t i = 0; i < w; i += LANES)
-      if constexpr (E::DEEP == 1) {
-        store(to + i, load(row(k) + i));
-      } else {
-        const Floats low = rounded(row(k) + i), high = k + 1 < depth ? rounded(row(k + 1) + i) : Floats{};
-        store(to + i, (Floats)((Words)low >> 16 | (Words)high));
-      }
+    if constexpr (E::DEEP == 2 && NARROW) {
+      attention::pairs(row(k), k + 1 < depth ? row(k + 1) : nullptr, w, to);
+    } else {
+      for (int64_t i = 0; i < w; i += LANES)
+        if constexpr (E::DEEP == 1) {
+          store(to + i, load(row(k) + i));
+        } else {
+          const Floats low = rounded(row(k) + i), high = k + 1 < depth ? rounded(row(k + 1) + i) : Floats{};
+          store(to + i, (Floats)((Words)low >> 16 | (Words)high));
+        }
+    }
 }
 
 // The same of a matrix whose columns are given: column(n), of fp32.
