@@ -19,6 +19,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from weft.layers.linear import is_bare
+
 Length = int | Tensor | None
 
 
@@ -115,6 +117,13 @@ class Learned(Absolute):
                     f"so positions are 0 … {self.max_len - 1}"
                 )
         return nn.functional.embedding(positions.long(), self.weight)
+
+    def first(self, n: int) -> Tensor:
+        """Those of the first n positions: [n, dim]."""
+        if n <= self.max_len and is_bare(self, Learned):
+            return self.weight[:n] if n < self.max_len else self.weight  # a part of it is another pass on the way back
+        vectors: Tensor = self(positions(n, device=self.weight.device))
+        return vectors
 
     @property
     def dtype(self) -> torch.dtype:

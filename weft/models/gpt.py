@@ -31,6 +31,7 @@ from weft import observe
 from weft.config import GPTConfig, Specials
 from weft.kernels.cross_entropy import linear_cross_entropy, linear_rdrop
 from weft.kernels.dropout import dropout
+from weft.kernels.embedding import embedded
 from weft.kernels.linear import linear
 from weft.kernels.mask import Mask
 from weft.layers import masks
@@ -118,11 +119,10 @@ class GPT(nn.Module):
         Raises:
             ValueError: if there are more tokens than learned positions, or shapes do not fit.
         """
+        x = self._embed(tokens, places)
         places = positions(tokens.shape[1], device=tokens.device) if places is None else places
-        check_positions(places, *tokens.shape)
         if mask is None or not mask.causal:
             mask = _CAUSAL if mask is None else mask & _CAUSAL
-        x = self._embed(tokens, places)
         bias, rotary = self._between(places, places, x.dtype)
         x = through(self.blocks, x, mask, bias, rotary)
         return self._shown(self.norm(x))
@@ -198,17 +198,22 @@ class GPT(nn.Module):
             return {"angles": self.rotary.table(places)}
         return {} if self.alibi is None else {"bias": self.alibi(places, places, torch.float32)[0]}
 
-    def _embed(self, tokens: Tensor, places: Tensor) -> Tensor:
-        """The embeddings [B, N, D] of tokens that stand at these places, ready for the first block."""
-        added = {"tokens": F.embedding(tokens, self.embedding)}
-        x = added["tokens"]
+    def _embed(self, tokens: Tensor, places: Tensor | None) -> Tensor:
+        """The embeddings [B, N, D] of tokens at these places, 0 … N − 1 if None, ready for the first block."""
+        if places is not None:
+            check_positions(places, *tokens.shape)
+        learned = None
         if self.positions is not None:
-            added["positions"] = self.positions(places)
-            x = x + added["positions"]
-        if self.precision != torch.float32:
-            x = x.to(self.precision)  # else they keep the parameters' dtype, which is fp64 after .double()
-        x = dropout(x, self.dropout, self.training)
-        observe.see(self, "added", lambda: {**added, "stream": x})
+            learned = self.positions.first(tokens.shape[1]) if places is None else self.positions(places)
+        # with a precision of fp32 they keep the parameters' dtype, which is fp64 after .double()
+        dtype = self.embedding.dtype if self.precision == torch.float32 else self.precision
+        x = dropout(embedded(tokens, self.embedding, learned, dtype), self.dropout, self.training)
+
+        def added() -> dict[str, Tensor]:
+            parts = {} if learned is None else {"positions": learned}
+            return {"tokens": F.embedding(tokens, self.embedding), **parts, "stream": x}
+
+        observe.see(self, "added", added)
         return x
 
     def _between(self, places: Tensor, keys: Tensor, dtype: torch.dtype) -> tuple[Tensor | None, Rotation | None]:

@@ -1,11 +1,12 @@
 // What Python calls; see weft/models/compiled.py and weft/kernels/losses.py, output.py,
-// heads.py, rows.py, sublayers.py, additive.py and updates.py.
+// embedding.py, heads.py, rows.py, sublayers.py, additive.py and updates.py.
 
 #include <atomic>
 #include <new>
 
 #include "additive.h"
 #include "attention.h"
+#include "embedding.h"
 #include "losses.h"
 #include "output.h"
 #include "rows.h"
@@ -239,6 +240,27 @@ void weft_add(const bf16* x, float* to, int64_t count, int32_t threads) {
 void weft_drop(const Drop* a, int32_t narrow, const void* x, const void* onto, void* y, int32_t threads) {
   pass(a->count, threads, [&](int64_t begin, int64_t end) {
     with_type(narrow, [&](auto type) { drop(*a, as(type, x), as(type, onto), as(type, y), begin, end); });
+  });
+}
+
+// 1: a number is not in the table.
+int32_t weft_embed(const Embedding* e, int32_t narrow, void* y, int32_t threads) {
+  std::atomic<bool> known{true};
+  share(int(e->count), threads, FEW, 1 << 30, [&](int begin, int end) {
+    with_type(narrow, [&](auto type) {
+      if (!embed(*e, begin, end, as(type, y))) known = false;
+    });
+  });
+  return !known;
+}
+
+// table [words, dim] and added [period, dim], or null: zeros, to which the gradients are added.
+void weft_embed_back(const Embedding* e, int32_t narrow, const void* grad, float* table, float* added, int32_t threads) {
+  const int64_t vectors = (e->dim + LANES - 1) / LANES;
+  share(int(vectors), threads, 1, 1 << 30, [&](int begin, int end) {
+    with_type(narrow, [&](auto type) {
+      embed_back(*e, as(type, grad), begin * LANES, std::min<int64_t>(end * LANES, e->dim), table, added);
+    });
   });
 }
 

@@ -141,6 +141,15 @@ class Output(ctypes.Structure):
     ]
 
 
+class Embedding(ctypes.Structure):
+    _fields_ = [
+        ("numbers", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ("count", "words", "dim")),
+        *((name, ctypes.c_void_p) for name in ("table", "added")),
+        ("period", ctypes.c_int64),
+    ]
+
+
 class Additive(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_int64) for name in ("rows", "keys", "dim", "width")),
