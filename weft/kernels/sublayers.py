@@ -157,8 +157,7 @@ class _Plan(NamedTuple):
 
     def sizes(self, dim: int) -> list[int]:
         """Of the gradients, as they stand one behind the other: whether there are biases or not."""
-        wide = sum(self.outs)
-        return [wide * dim, wide, dim * self.inner, dim, dim, dim]
+        return [*(out * dim for out in self.outs), *self.outs, dim * self.inner, dim, dim, dim]
 
 
 class _Through(torch.autograd.Function):
@@ -206,14 +205,15 @@ class _Through(torch.autograd.Function):
         del alive
         parts, found = iter(gradients.split(sizes)), []
         for plan in plans:
-            first, first_bias, last, last_bias, gain, bias = (next(parts) for _ in range(6))
-            found += [gain, bias, *first.view(-1, dim).split(plan.outs), *first_bias.split(plan.outs)]
+            weights, biases = ([next(parts) for _ in plan.outs] for _ in range(2))
+            last, last_bias, gain, bias = (next(parts) for _ in range(4))
+            found += [gain, bias, *(weight.view(-1, dim) for weight in weights), *biases]
             found += [last.view(dim, plan.inner), last_bias]
         return dx, None, *(None if p is None else g for p, g in zip(parameters, found, strict=True))
 
 
 def _places(*tensors: Tensor | None) -> list[int | None]:
-    return [_at(x) for x in tensors]
+    return [None if x is None else x.data_ptr() for x in tensors]
 
 
 def _told(
@@ -261,13 +261,10 @@ def _told(
     return told, alive
 
 
-_Three, _ThreeSizes = ctypes.c_void_p * 3, ctypes.c_int64 * 3
-
-
 def _joined(
     weights: Sequence[Tensor | None], biases: Sequence[Tensor | None], outs: Sequence[int], inputs: int
 ) -> Joined:
-    return Joined(_Three(*map(_at, weights)), _Three(*map(_at, biases)), _ThreeSizes(*outs), inputs)
+    return Joined(tuple(map(_at, weights)), tuple(map(_at, biases)), tuple(outs), inputs)
 
 
 def _shape(x: Tensor | None) -> torch.Size | None:
