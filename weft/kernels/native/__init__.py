@@ -94,7 +94,7 @@ def built(folder: Path | None = None) -> Path:
             try:
                 _run([*command, OPENMP])
             except NoLibraryError as problem:
-                if not re.search(r"openmp|gomp|libi?omp", problem.said, re.IGNORECASE):
+                if not re.search(r"openmp|gomp|(lib|-l)i?omp", problem.said, re.IGNORECASE):
                     raise
                 _run(command)
             with open(f"{aside}/{path.name}", "rb") as made:
